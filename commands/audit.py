@@ -33,7 +33,7 @@ from contracts.event_log import EventLog
 from contracts.files import read_small
 from contracts.ledger import PENDING, LedgerCounts, rejection_counts, signal_counts
 from runtime.database import Database
-from runtime.learning_ledger import NOTHING_LEARNED, LearningCounts, check_learning
+from runtime.learning_ledger import NOTHING_LEARNED, LearningFindings, check_learning
 from runtime.seals import Seal, read_seals
 from runtime.settings import load_settings
 
@@ -51,7 +51,8 @@ class Audit(NamedTuple):
     """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
     """Signals that were refused or rejected, by reason."""
-    learning: LearningCounts = NOTHING_LEARNED.counts
+    learning: LearningFindings = NOTHING_LEARNED
+    """What monitors measured, corrections, and prompts of shadows."""
     notes: tuple[str, ...] = ()
     """What the log no longer has, and what was sealed now."""
 
@@ -133,7 +134,7 @@ def audit(
     ]
     both = (("generations", found.counts), ("signals", signals))
     problems += [f"{name}: {counts.unexplained} unexplained" for name, counts in both if counts.unexplained]
-    problems += [*found.problems, *_about_signals(lost), *(text for kind in learning.problems for text in kind)]
+    problems += [*found.problems, *_about_signals(lost), *(text for kind in learning for text in kind.problems)]
     if settled:
         pending = [(name, counts.states.get(PENDING, 0)) for name, counts in both]
         problems += [f"{name}: {num} still pending" for name, num in pending if num > 0]
@@ -145,7 +146,7 @@ def audit(
             write_seals(connection, found.new_seals, now)
         closed = found.new_seals.closed
         notes.append(f"sealed; {len(closed)} days closed" + (f": {', '.join(closed)}" if closed else ""))
-    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, learning.counts, tuple(notes))
+    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, learning, tuple(notes))
 
 
 def sealed_day(database: Database, day: str) -> dict[int, Seal]:
@@ -203,7 +204,7 @@ def print_audit(result: Audit) -> None:
     for name, left, counts in (("generations", "logged", result.generations), ("signals", "received", result.signals)):
         parts = " + ".join(f"{count} {state}" for state, count in sorted(counts.states.items()) if count)
         print(f"{name}: {counts.total} {left} = {parts or '0'}")
-    for name, learned in result.learning._asdict().items():
+    for name, (learned, _) in result.learning._asdict().items():
         if parts := " + ".join(f"{count} {part}" for part, count in sorted(learned.items()) if count):
             print(f"{name.replace('_', ' ')}: {sum(learned.values())} = {parts}")
     if result.rejected:

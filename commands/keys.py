@@ -35,8 +35,7 @@ from weights.versions.keys import (
     write_private_key,
     write_public_key,
 )
-from weights.versions.pem import private_pem, public_pem
-from weights.versions.signing import Signer, key_id_of
+from weights.versions.signing import Signer, key_id_of, private_pem, public_pem
 
 app = typer.Typer(invoke_without_command=True)
 app.add_typer(api_keys.app, name="api")

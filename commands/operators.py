@@ -19,7 +19,7 @@ from contracts.errors import InvalidValue
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback import RollbackPlan
 from contracts.rollback_effects import describe, describe_treatment, read_effects
-from contracts.version_parents import BASE, stored_parents
+from contracts.version_history import BASE, stored_parents
 from runtime.settings import Settings, load_settings
 from weights.stores.opening import open_weight_store
 

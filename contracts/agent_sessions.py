@@ -1,12 +1,11 @@
 """Sessions with a key of their own: `mr-session-<id>-<secret>`, for agents that can be given a URL and a key, and nothing else.
 
-A session belongs to the key that made it: it has its tenant and, for inference, its rights, and ends with it. Its budget is kept here, so
-that all replicas see the same. Calls that follow each other never exceed it; calls at the same time may exceed the tokens by what they make.
+A session has the tenant and, for inference, the rights of its key, and ends with it. All replicas share its budget. Calls that follow
+each other never exceed it; calls at the same time may exceed the tokens by what they make.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from typing import Any
@@ -15,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection, Row, insert, select, update
 
 from contracts.errors import NotFound, SessionOver, Unauthorized
-from contracts.keys import Caller, check_key, find_key
+from contracts.keys import Caller, check_key, digest_of, find_key
 from contracts.tables import agent_session
 from contracts.tables.statements import delete_free
 
@@ -64,24 +63,12 @@ def make_session(
     delete_free(connection, agent_session, agent_session.c.expires_at < now - KEPT_SECONDS, limit=_FORGOTTEN_AT_ONCE)
     session_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(24)
     expires_at = now + min(longest, longest if budget.seconds is None else budget.seconds)
-    made = (
-        insert(agent_session)
-        .values(
-            id=session_id,
-            tenant=maker.tenant,
-            key_id=maker.key_id,
-            secret_hash=_digest(secret),
-            task=task,
-            group_name=group,
-            max_calls=budget.calls,
-            max_tokens=budget.tokens,
-            max_seconds=budget.seconds,
-            created_at=now,
-            expires_at=expires_at,
-        )
-        .returning(agent_session)
-    )
-    return _shown(connection.execute(made).one()), f"mr-{ROLE}-{session_id}-{secret}"
+    values: dict[str, Any] = {"id": session_id, "secret_hash": digest_of(secret)}
+    values |= {"tenant": maker.tenant, "key_id": maker.key_id}
+    values |= {"task": task, "group_name": group, "created_at": now, "expires_at": expires_at}
+    values |= {"max_calls": budget.calls, "max_tokens": budget.tokens, "max_seconds": budget.seconds}
+    row = connection.execute(insert(agent_session).values(values).returning(agent_session)).one()
+    return _shown(row), f"mr-{ROLE}-{session_id}-{secret}"
 
 
 def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSession:
@@ -94,12 +81,7 @@ def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSe
 
 
 def caller_of_key(connection: Connection, authorization: str | None, now: float) -> Caller:
-    """The caller of an `Authorization: Bearer ...` header with any key.
-
-    Raises:
-        Unauthorized: see `check_key`.
-        SessionOver: it is the key of a session that was ended, or whose time is over.
-    """
+    """The caller of an `Authorization: Bearer ...` header with any key. Raises Unauthorized; SessionOver: its session ended."""
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
     if scheme.lower() == "bearer" and len(parts) == _PARTS and parts[:2] == ["mr", ROLE] and parts[2].isalnum():
@@ -110,7 +92,7 @@ def caller_of_key(connection: Connection, authorization: str | None, now: float)
 def _caller_of_session(connection: Connection, session_id: str, secret: str, now: float) -> Caller:
     """With its maker's rights, as far as they are about inference, and not beyond its maker's key."""
     row = _row(connection, session_id)
-    if row is None or not hmac.compare_digest(row.secret_hash, _digest(secret)):
+    if row is None or not hmac.compare_digest(row.secret_hash, digest_of(secret)):
         raise Unauthorized("this session key is not known here; POST /v1/sessions makes one")
     maker = find_key(connection, row.key_id, now)
     return _bound(maker._replace(role="app", scopes=maker.scopes & {"inference"}), row, now)
@@ -122,23 +104,13 @@ def may_be_made(session_id: str) -> bool:
 
 
 def in_session(connection: Connection, caller: Caller, session_id: str, now: float) -> Caller:
-    """The caller bound to a session of its tenant, as if with its key; unchanged if there is no such session.
-
-    Raises:
-        SessionOver: it was ended, or its time is over.
-    """
+    """The caller bound to a session of its tenant, as if with its key; unchanged if there is none. Raises SessionOver."""
     row = _row(connection, session_id)
-    if row is None or row.tenant != caller.tenant:
-        return caller
-    return _bound(caller, row, now)
+    return caller if row is None or row.tenant != caller.tenant else _bound(caller, row, now)
 
 
 def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:
-    """Count a call. Returns how many tokens its answer may have; None: as many as it likes.
-
-    Raises:
-        SessionOver: it was ended, its time is over, or its budget is used up; nothing was counted.
-    """
+    """Count a call. Returns how many tokens its answer may have; None: any number. Raises SessionOver: nothing was counted."""
     table = agent_session.c
     counted = (
         update(agent_session)
@@ -194,16 +166,10 @@ def _row(connection: Connection, session_id: str) -> Row[Any] | None:
 
 
 def _why_over(row: Row[Any] | None, now: float) -> str:
-    if row is None:
-        return "this session was deleted; POST /v1/sessions makes another"
-    if row.ended_at is not None:
-        return "this session was ended; POST /v1/sessions makes another"
+    if row is None or row.ended_at is not None:
+        return f"this session was {'deleted' if row is None else 'ended'}; POST /v1/sessions makes another"
     if row.expires_at <= now:
         return f"this session's {row.expires_at - row.created_at:g} seconds are over; POST /v1/sessions makes another"
     if row.max_calls is not None and row.num_calls >= row.max_calls:
         return f"this session's budget of {row.max_calls} calls is used up"
     return f"this session's budget of {row.max_tokens} tokens is used up"
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()  # 192 random bits, as in contracts/keys.py

@@ -1,15 +1,12 @@
-"""The arms of a policy that answer users, and the draw that gives each person one of them. Pure.
+"""The arms of a policy that answer users, and the draw that gives each person one of them.
 
-    holdout    a frozen version, for the lift over it; the same people for years
-    learning   the newest gated version, which keeps the trainer fresh; the same people all the time
-    canary     the version that the release train proves now; other people for each train
-    live       the blessed version: everybody else
+The draws are nested: hold-out, learning arm (both keep their people), canary (other people for each train), and `live` for
+everybody else. So the probabilities of one unit add up to 1. The *unit* is a person if the app names one, else a session, else an
+answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
 
-The draws are nested in this order, so the probabilities of one unit add up to 1. The *unit* is what is drawn: a person if the app
-names one, else a session, else an answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
-
-Clients choose the names of units. So the draw is keyed with a secret of the home (`contracts/arm_secret.py`): nobody computes beforehand which
-name gets which arm. Who tries names still sees it in the answers: `pipelines/release/train/parties.py` bounds what that gains.
+Clients choose the names of units. So the draw is keyed with a secret of the home, which a migration makes, once, in the database: every
+gateway and release must draw alike. It is never logged, shown or sent: nobody computes beforehand which name gets which arm. Who tries
+names still sees it in the answers: `pipelines/release/train/parties.py` bounds what that gains.
 """
 
 from __future__ import annotations
@@ -18,11 +15,16 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from sqlalchemy import Connection, select
+
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
 from contracts.draws import DrawnVersion, LoggedDraw, UnitKind, hash_of
+from contracts.errors import InvalidSettings
+from contracts.tables import home_secret
 
 DRAWN = (HOLDOUT, LEARNING, CANARY)
 """Arms with a share, in the order of their draws."""
+_ROW = "arms"
 _NUM_BYTES = 8
 
 
@@ -77,7 +79,6 @@ def logged_draw(
 
 
 def _with_share(arms: Mapping[str, Assignment], served: Collection[str]) -> dict[str, Assignment]:
-    """The arms that can be drawn, in the order of their draws."""
     found = {name: arms[name] for name in DRAWN if name in arms and name in served}
     return {name: arm for name, arm in found.items() if arm.version is not None and arm.share > 0.0}
 
@@ -95,13 +96,24 @@ def position_of(unit: str, salt: str, secret: bytes) -> float:
 
 
 def is_control(unit: str, version: int, canary_share: float, ratio: float, secret: bytes) -> bool:
-    """Whether a unit of `live` is compared with the canary: a sample with `ratio` times as many units as the canary.
-
-    A growing share only adds units. No answer shows a client whether its unit is one.
-    """
+    """Whether a unit of `live` is compared with the canary: a sample with `ratio` times as many units. Answers never show it."""
     return position_of(unit, f"control v{version}", secret) < control_fraction(canary_share, ratio)
 
 
 def control_fraction(canary_share: float, ratio: float) -> float:
     """The part of the units of `live` that are compared with the canary."""
     return min(1.0, ratio * canary_share / (1.0 - canary_share)) if canary_share < 1.0 else 1.0
+
+
+def read_arm_secret(connection: Connection) -> bytes:
+    """The secret of this home: 32 random bytes. Raises InvalidSettings: it was deleted, or is no number."""
+    found = connection.execute(select(home_secret.c.value).where(home_secret.c.name == _ROW)).scalar_one_or_none()
+    if found is None:
+        raise InvalidSettings(
+            f"the table home_secret has no row {_ROW!r}, so no arm can be drawn: restore it from a backup, or insert 64 random hex "
+            "digits (`openssl rand -hex 32`), which draws every arm anew"
+        )
+    try:
+        return bytes.fromhex(found)
+    except ValueError as error:
+        raise InvalidSettings(f"the row {_ROW!r} of the table home_secret is no 64 hex digits: write such") from error

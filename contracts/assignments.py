@@ -21,7 +21,7 @@ from sqlalchemy import Connection, case, func, insert, select, update
 
 from contracts import revocations
 from contracts.deletions import refer_to_version
-from contracts.errors import Conflict, InvalidSettings, StaleWrite
+from contracts.errors import Conflict, InvalidSettings, NotFound, StaleWrite
 from contracts.tables import assignment, assignment_change, version_claim
 from contracts.tables.statements import insert_new
 
@@ -58,9 +58,7 @@ class Assignment(NamedTuple):
 def read(connection: Connection, policy: str) -> dict[str, Assignment]:
     """All arms of a policy, by name."""
     rows = connection.execute(select(assignment).where(assignment.c.policy == policy))
-    return {
-        row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch, row.root, row.run) for row in rows
-    }
+    return {row["arm"]: Assignment(*(row[name] for name in Assignment._fields)) for row in rows.mappings()}
 
 
 def lock(connection: Connection, policy: str) -> dict[str, Assignment]:
@@ -70,6 +68,16 @@ def lock(connection: Connection, policy: str) -> dict[str, Assignment]:
         select(assignment.c.arm).where(assignment.c.policy == policy).order_by(order).with_for_update()
     ).all()
     return read(connection, policy)
+
+
+def live_version(arms: Mapping[str, Assignment], seen: int | None = None) -> int:
+    """The version that is live. Raises NotFound: there is none yet; StaleWrite: `seen`, which was live before, no longer is."""
+    live = arms.get(LIVE)
+    if live is None or live.version is None:
+        raise NotFound("no version is live yet; start with: millrace up")
+    if seen not in {None, live.version}:
+        raise StaleWrite(f"v{seen} is no longer live, v{live.version} is; check the versions again", live=live.version)
+    return live.version
 
 
 def first_move_at(connection: Connection) -> float | None:
@@ -82,34 +90,20 @@ def root_of_version(connection: Connection, policy: str, version: int) -> str | 
     claimed = select(version_claim.c.root).where(version_claim.c.policy == policy, version_claim.c.version == version)
     if (root := connection.execute(claimed).scalar_one_or_none()) is not None:
         return str(root)
-    named = (
-        select(assignment_change.c.root)
-        .where(
-            assignment_change.c.policy == policy,
-            assignment_change.c.version == version,
-            assignment_change.c.root.is_not(None),
-        )
-        .limit(1)
-    )
-    return connection.execute(named).scalar_one_or_none()
+    change = assignment_change.c
+    named = select(change.root).where(change.policy == policy, change.version == version, change.root.is_not(None))
+    return connection.execute(named.limit(1)).scalar_one_or_none()
 
 
 def run_of_policy(connection: Connection, policy: str) -> str | None:
     """The run of a policy's versions; None if it was not noted. Runs never mix in one database."""
-    noted = (
-        select(assignment_change.c.run)
-        .where(assignment_change.c.policy == policy, assignment_change.c.run.is_not(None))
-        .limit(1)
-    )
+    change = assignment_change.c
+    noted = select(change.run).where(change.policy == policy, change.run.is_not(None)).limit(1)
     return connection.execute(noted).scalar_one_or_none()
 
 
 def note_run(connection: Connection, policy: str, run: str) -> None:
-    """Add the run of the settings to rows of older releases, which did not note it.
-
-    Raises:
-        InvalidSettings: the database has versions of another run.
-    """
+    """Add the run of the settings to rows of older releases. Raises InvalidSettings: the database has versions of another run."""
     known = run_of_policy(connection, policy)
     if known not in {None, run}:
         raise InvalidSettings(
@@ -135,13 +129,9 @@ def move(
 ) -> Assignment:
     """Point an arm at a version, or empty it, unless it moved since `expected_epoch` (0: the arm does not exist yet).
 
-    `root` is the hash of the version's tensors, `run` the run that made it; None: as known in the database.
-
-    Raises:
-        Conflict: the version has another root, so these are not its weights; or the policy belongs to another run.
-        NotFound: the version's bytes were removed from the weight store, or are about to be.
-        StaleWrite: another writer moved the arm first; read again and decide anew.
-        VersionRevoked: a rollback revoked the version, so no arm may point at it.
+    `root` is the hash of the version's tensors, `run` the run that made it; None: as known in the database. Raises Conflict: the version
+    has another root, or the policy another run; NotFound: the version's bytes are removed, or about to be; StaleWrite: another writer
+    moved the arm first; VersionRevoked.
     """
     if version is not None:
         refer_to_version(connection, policy, version)
@@ -165,12 +155,8 @@ def move(
     if expected_epoch == 0:
         done = insert_new(connection, assignment, {"policy": policy, "arm": arm, "at": now, **values})
     else:
-        statement = (
-            update(assignment)
-            .where(assignment.c.policy == policy, assignment.c.arm == arm, assignment.c.epoch == expected_epoch)
-            .values(at=now, **values)
-        )
-        done = connection.execute(statement).rowcount == 1
+        held = (assignment.c.policy == policy, assignment.c.arm == arm, assignment.c.epoch == expected_epoch)
+        done = connection.execute(update(assignment).where(*held).values(at=now, **values)).rowcount == 1
     if not done:
         raise StaleWrite(f"another writer moved {policy}/{arm}; read it again", policy=policy, arm=arm)
     if version is not None:

@@ -1,8 +1,4 @@
-"""Salts of prefix caches: only requests with the same salt may share the computed beginnings of their prompts. Pure.
-
-Engines take up to 128 characters without slashes, so both halves of a salt are hashes. The first half is the same for all versions:
-an engine can be fair between tenants by it, without learning their names.
-"""
+"""Salts of prefix caches: who has the same one may share computed beginnings of prompts. Two hashes; the first is of no version. Pure."""
 
 from __future__ import annotations
 

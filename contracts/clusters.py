@@ -1,7 +1,7 @@
 """Coarse topics of prompts: the same in every process, without an encoder and without state.
 
-Topics that a task defines by examples are matched by shared n-grams. All other prompts fall into sixteen buckets by a SimHash of their
-longer words (Charikar 2002), so that prompts which share most of these words share a bucket.
+Topics that a task defines by examples are matched by shared n-grams. All other prompts fall into sixteen buckets by a SimHash of
+their longer words (Charikar 2002).
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Clusters:
         text = text[:_LONGEST].lower()
         if self._topics:
             own = _unit(Counter(_grams(text)))
-            nearness = {name: _dot(own, topic) for name, topic in self._topics.items()}
+            nearness = {
+                name: sum(weight * topic.get(gram, 0.0) for gram, weight in own.items())
+                for name, topic in self._topics.items()
+            }
             best = max(nearness, key=lambda name: nearness[name])
             if nearness[best] >= _FLOOR:
                 return best
@@ -63,10 +66,6 @@ def _unit(counts: Counter[str]) -> dict[str, float]:
     # Square root: a word that occurs ten times does not count ten times as much.
     length = math.sqrt(sum(counts.values())) or 1.0
     return {gram: math.sqrt(count) / length for gram, count in counts.items()}
-
-
-def _dot(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    return sum(weight * other.get(gram, 0.0) for gram, weight in one.items())
 
 
 def _text(content: object) -> str:

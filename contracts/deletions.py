@@ -19,11 +19,7 @@ def going(connection: Connection, policy: str, kind: Kind) -> set[str]:
 
 
 def refer_to_version(connection: Connection, policy: str, version: int) -> None:
-    """Take a version off the deletion list, in the transaction that refers to it.
-
-    Raises:
-        NotFound: too late, its bytes are being removed or were removed.
-    """
+    """Take a version off the deletion list, in the transaction that refers to it. Raises NotFound: its bytes are being removed."""
     its = and_(doomed.c.policy == policy, doomed.c.kind == "version", doomed.c.name == str(version))
     row = connection.execute(select(doomed.c.going).where(its).with_for_update()).one_or_none()
     if row is not None and row.going:

@@ -1,8 +1,4 @@
-"""Random draws that every process repeats with the same result: whether to ask a user, to audit a sample, to explore.
-
-The draw is a hash of the name, uniform on [0, 1). So its probability is known, nothing is stored, and a replay draws the same. These
-draws are independent. Pure.
-"""
+"""Random draws that every process repeats alike, as hashes of names: to ask a user, to audit a sample, to explore. Pure."""
 
 from __future__ import annotations
 
@@ -50,10 +46,7 @@ def is_asked(completion_id: str, probability: float) -> bool:
 
 
 def is_audited(sample_key: str, probability: float, secret: bytes = b"") -> bool:
-    """Whether this sample is audited, independent of users' signals; true with this probability.
-
-    `secret` (64 bytes at most) hides the draw. Without it, a user who knows the key could be honest only on audited samples.
-    """
+    """Whether this sample is audited, with this probability. `secret` (64 bytes at most) keeps users from being honest only then."""
     return _draw(sample_key, b"audit", secret) < probability
 
 

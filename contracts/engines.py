@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypedDict
 
-from sqlalchemy import Connection, RowMapping, delete, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select, update
 
 from contracts.tables import engine_replica
 from contracts.tables.statements import insert_new
@@ -72,24 +72,19 @@ class EngineReplica(NamedTuple):
 
 def announce(connection: Connection, replica: EngineReplica, *, instead_of: str | None = None) -> bool:
     """Write or renew a row; `instead_of`: the instance whose row may be replaced, None any. False if it is another's."""
-    values = {
-        **replica._asdict(),
-        "slots": dict(replica.slots),
-        "abilities": sorted(replica.abilities),
-        "problems": dict(replica.problems),
-        "seen_at": time.time(),
-    }
-    key = (engine_replica.c.policy == replica.policy) & (engine_replica.c.name == replica.name)
-    mine = key if instead_of is None else key & (engine_replica.c.instance == instead_of)
-    if connection.execute(update(engine_replica).where(mine).values(values)).rowcount:
-        return True
-    return insert_new(connection, engine_replica, values)
+    values = replica._asdict() | {"slots": dict(replica.slots), "problems": dict(replica.problems)}
+    values |= {"abilities": sorted(replica.abilities), "seen_at": time.time()}
+    mine = _named(replica.policy, replica.name)
+    if instead_of is not None:
+        mine &= engine_replica.c.instance == instead_of
+    is_renewed = connection.execute(update(engine_replica).where(mine).values(values)).rowcount > 0
+    return is_renewed or insert_new(connection, engine_replica, values)
 
 
 def withdraw(connection: Connection, policy: str, name: str, instance: str) -> None:
     """Remove the row of a replica that ends in order, unless another start of it wrote the row."""
-    mine = (engine_replica.c.policy == policy) & (engine_replica.c.name == name)
-    connection.execute(delete(engine_replica).where(mine & (engine_replica.c.instance == instance)))
+    mine = _named(policy, name) & (engine_replica.c.instance == instance)
+    connection.execute(delete(engine_replica).where(mine))
 
 
 def forget_gone(connection: Connection, policy: str) -> None:
@@ -106,9 +101,13 @@ def read_replicas(connection: Connection, policy: str) -> list[EngineReplica]:
 
 def read_replica(connection: Connection, policy: str, name: str) -> EngineReplica | None:
     """The row of one name, locked until the transaction ends; None if there is none."""
-    mine = (engine_replica.c.policy == policy) & (engine_replica.c.name == name)
-    row = connection.execute(select(engine_replica).where(mine).with_for_update()).mappings().first()
+    mine = select(engine_replica).where(_named(policy, name)).with_for_update()
+    row = connection.execute(mine).mappings().first()
     return None if row is None else _replica_of(row)
+
+
+def _named(policy: str, name: str) -> ColumnElement[bool]:
+    return (engine_replica.c.policy == policy) & (engine_replica.c.name == name)
 
 
 def _replica_of(row: RowMapping) -> EngineReplica:

@@ -1,7 +1,5 @@
 """How many false verdicts a year may bring: each version that is put to the test spends its level from a budget.
 
-    a year's budget ──refills evenly──▶ what is left ──the level of a version──▶ its train (shadow and canary), or its time in the learning arm
-
 The level of a version is the chance that it is revoked although it is no worse. So the expected number of false verdicts is at most the
 sum of all levels, however the versions depend on each other. A tenth of a part may be spent at once and nine tenths refill over a year, so
 no 365 days spend more than the part. A version gets its full level while enough is left, else what is left: trains never wait for it.
@@ -49,7 +47,6 @@ class BudgetShown(NamedTuple):
     per_year: float
     """The whole budget, in false verdicts a year."""
     left: float
-    """What this part may spend now."""
 
 
 def refilled(part: BudgetPart, before: BudgetLeft | None, per_year: float, now: float) -> BudgetLeft:
@@ -72,13 +69,8 @@ def grant(part: BudgetPart, before: BudgetLeft | None, wanted: float, per_year: 
 def spend(
     connection: Connection, policy: str, part: BudgetPart, name: str, *, wanted: float, per_year: float, now: float
 ) -> float:
-    """Spend the level of a comparison, and return it. `name`: the same one as last goes on with the level that it has.
-
-    Raises:
-        StaleWrite: another process spent meanwhile; nothing is changed.
-    """
-    columns = error_budget.c
-    mine = (columns.policy == policy, columns.part == part)
+    """Spend the level of a comparison; the same `name` as last goes on with its own. Raises StaleWrite: nothing is changed."""
+    mine = (error_budget.c.policy == policy, error_budget.c.part == part)
     row = connection.execute(select(error_budget).where(*mine)).one_or_none()
     if row is not None and row.name == name:
         return float(row.level)
@@ -87,8 +79,8 @@ def spend(
     if row is None:
         is_spent = insert_new(connection, error_budget, {"policy": policy, "part": part, "epoch": 1, **values})
     else:
-        change = update(error_budget).where(*mine, columns.epoch == row.epoch).values(epoch=row.epoch + 1, **values)
-        is_spent = connection.execute(change).rowcount == 1
+        held = update(error_budget).where(*mine, error_budget.c.epoch == row.epoch)
+        is_spent = connection.execute(held.values(epoch=row.epoch + 1, **values)).rowcount == 1
     if not is_spent:
         raise StaleWrite(f"another process spent of the error budget ({part}); it is looked at anew")
     return granted.level

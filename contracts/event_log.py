@@ -1,7 +1,4 @@
-"""The port to the log: append durably, read by position. Code above it does not know which log it uses.
-
-Delivery is at least once. A reader makes effects happen once by storing its position in the transaction of the effects.
-"""
+"""The port to the log, whichever it is: append durably, read at least once. Effects happen once: positions stand in their transaction."""
 
 from __future__ import annotations
 
@@ -79,11 +76,7 @@ class Consumer(Protocol):
     """One member of a consumer group. It reads the partitions that the group assigns to it."""
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
-        """Up to `limit` records; waits at most `timeout` seconds for the first. Records of a partition are in order.
-
-        Raises:
-            PositionLost: the log no longer has the next record; nothing was skipped.
-        """
+        """Up to `limit` records, ordered by partition, after `timeout` seconds at most. Raises PositionLost: the next one is gone."""
 
     def partitions(self) -> frozenset[int]:
         """The partitions that it reads now, the same ones of every topic. No other member of the group reads them."""
@@ -104,19 +97,10 @@ class EventLog(Protocol):
         """Make missing topics. Existing ones stay as they are, and are checked first. Raises as `check_topics`."""
 
     def check_topics(self) -> None:
-        """Compare the topics that exist with the settings. Makes and changes nothing.
-
-        Raises:
-            InvalidSettings: a topic has another number of partitions, or keeps records less safely than set; names the setting.
-            Unavailable: the log does not answer.
-        """
+        """Compare the topics that exist with the settings, and change nothing. Raises InvalidSettings, which names the setting; Unavailable."""
 
     def append(self, messages: Sequence[Message]) -> None:
-        """Append messages; all are durable when it returns.
-
-        Raises:
-            Unavailable: the log cannot take them now (full disk, no broker); acknowledge none of them.
-        """
+        """Append messages; all are durable when it returns. Raises Unavailable: the log cannot take them now; acknowledge none."""
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
         """Join a consumer group."""
@@ -125,22 +109,13 @@ class EventLog(Protocol):
         """For each partition, the offset that the next record will get."""
 
     def describe(self) -> dict[str, TopicState]:
-        """The extent of each existing topic. Does not make topics.
-
-        Raises:
-            Unavailable: the log does not answer.
-            Damaged: one of its files cannot be read.
-        """
+        """The extent of each existing topic. Raises Unavailable: the log does not answer; Damaged: a file cannot be read."""
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """Read records without a group (command line, dashboard, tests)."""
 
     def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
-        """The records at these places, without a group. What the log does not have (any more) is left out.
-
-        Raises:
-            Unavailable: the log does not answer.
-        """
+        """The records at these places, without a group, as far as the log has them. Raises Unavailable: it does not answer."""
 
     def close(self) -> None:
         """Release connections and threads."""

@@ -22,11 +22,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_small(path: Path, most_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a plain file of at most `most_bytes`.
-
-    Raises:
-        OSError: it cannot be read, is no plain file, or has more bytes.
-    """
+    """The content of a plain file. Raises OSError: it cannot be read, is no plain file, or has more than `most_bytes`."""
     with open_plain(path) as file:
         # A file of /proc says that it is empty, and one that grows said less than it has.
         size = os.fstat(file.fileno()).st_size

@@ -1,7 +1,4 @@
-"""The gate's questions, and the port through which release has answers graded without knowing rewards.
-
-`runtime.sentinels` reads a sentinel file.
-"""
+"""The gate's questions, and the port through which release has answers graded without knowing rewards."""
 
 from __future__ import annotations
 
@@ -60,7 +57,6 @@ class Sentinel(NamedTuple):
     where: str = ""
     """`file:line`, or another name."""
     options: Mapping[str, Any] = {}
-    """More fields of its request."""
 
     def seed_of(self, draw: int) -> int:
         """The seed of one draw: versions that are compared are sampled with the same seed."""

@@ -1,7 +1,6 @@
 """Signs of life of every process: one row each, renewed every two seconds, removed when the process ends in order.
 
-In: beats. Out: which processes are up, which hang, and which are gone: a process that was killed or stopped writes nothing, and its row
-grows old. Waits for: nothing.
+The row of a process that was killed or stopped grows old.
 """
 
 from __future__ import annotations
@@ -84,8 +83,9 @@ def states_of(beats: Iterable[ProcessBeat], now: float) -> list[ProcessState]:
 def _state_of(sign: ProcessBeat, now: float) -> ProcessState:
     if now - sign.at > FRESH_SECONDS:
         return ProcessState(sign.process, sign.replica, "down", sign.at)
-    hangs = now - sign.step_at > sign.longest_step_seconds
-    return ProcessState(sign.process, sign.replica, "hangs" if hangs else "up", sign.step_at if hangs else sign.at)
+    if now - sign.step_at > sign.longest_step_seconds:
+        return ProcessState(sign.process, sign.replica, "hangs", sign.step_at)
+    return ProcessState(sign.process, sign.replica, "up", sign.at)
 
 
 def in_words(state: ProcessState, now: float) -> str:
@@ -93,9 +93,5 @@ def in_words(state: ProcessState, now: float) -> str:
     name = state.process + (f" ({state.replica})" if state.replica else "")
     if state.since is None:
         return f"{name} does not run: no process of this name has announced itself"
-    silent = f"{max(0.0, now - state.since):.0f} s"
-    return (
-        f"{name} hangs: its loop has not moved for {silent}"
-        if state.state == "hangs"
-        else f"{name} is down: silent for {silent}"
-    )
+    says = "hangs: its loop has not moved" if state.state == "hangs" else "is down: silent"
+    return f"{name} {says} for {max(0.0, now - state.since):.0f} s"

@@ -1,7 +1,4 @@
-"""The hold-out: a small share of the users stays on a frozen version, so that the lift over it can be measured.
-
-In: a decision of an operator. Out: the arm `holdout`, moved. Waits for: nothing.
-"""
+"""The hold-out: a small share of the users stays on a frozen version, so that the lift over it can be measured."""
 
 from __future__ import annotations
 
@@ -25,13 +22,8 @@ def set_holdout(
 ) -> Assignment:
     """Keep a share of the users on a version. The draw keeps the same people, whatever the version.
 
-    Raises:
-        Held: the arms are frozen, or a version is pinned.
-        InvalidValue: the share is not above 0 and at most 0.2; the version was never accepted and never live; or engines run, and
-            none of them has a slot for the hold-out.
-        NotFound: the bytes of the version were removed.
-        StaleWrite: another operator was faster.
-        VersionRevoked: a rollback revoked it.
+    Raises Held; InvalidValue: the share is not above 0 and at most 0.2, the version was never accepted and never live, or no engine that
+    runs has a slot for it; NotFound: its bytes were removed, or nothing is live yet; StaleWrite; VersionRevoked.
     """
     if not 0.0 < share <= MAX_SHARE:
         raise InvalidValue(f"the share of the hold-out is above 0 and at most {MAX_SHARE}, not {share}", param="share")
@@ -44,34 +36,22 @@ def set_holdout(
             "(docs/operating.md, Arms and slots)",
             param="version",
         )
-    return _move(connection, Assignment(policy, HOLDOUT, version, share, 0), writer, reason)
+    return _move(connection, policy, version, writer=writer, reason=reason, share=share)
 
 
 def end_holdout(connection: Connection, *, policy: str, writer: str, reason: str) -> Assignment:
-    """Give the users of the hold-out the same versions as everybody else.
-
-    Raises:
-        Conflict: there is no hold-out.
-        Held: the arms are frozen, or a version is pinned.
-        StaleWrite: another operator was faster.
-    """
+    """Give the users of the hold-out the same versions as everybody else. Raises Conflict: there is none; else as `set_holdout`."""
     held = assignments.read(connection, policy).get(HOLDOUT)
     if held is None or held.version is None:
         raise Conflict("there is no hold-out that could end", policy=policy)
-    return _move(connection, Assignment(policy, HOLDOUT, None, 0.0, 0), writer, reason)
+    return _move(connection, policy, None, writer=writer, reason=reason)
 
 
-def _move(connection: Connection, wanted: Assignment, writer: str, reason: str) -> Assignment:
-    held = assignments.read(connection, wanted.policy).get(HOLDOUT)
-    moved = assignments.move(
-        connection,
-        policy=wanted.policy,
-        arm=HOLDOUT,
-        version=wanted.version,
-        expected_epoch=held.epoch if held else 0,
-        writer=writer,
-        reason=reason,
-        share=wanted.share,
-    )
-    holds.refuse(connection, wanted.policy, time.time())
+def _move(
+    connection: Connection, policy: str, version: int | None, *, writer: str, reason: str, share: float = 0.0
+) -> Assignment:
+    arms = assignments.read(connection, policy)
+    assignments.live_version(arms)
+    moved = assignments.move_held(connection, arms, HOLDOUT, version, writer=writer, reason=reason, share=share)
+    holds.refuse(connection, policy, time.time())
     return moved

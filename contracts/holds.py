@@ -4,7 +4,7 @@
     pin      everybody gets one version: `live` moves to it, canary and learning are emptied, no version is revoked
 
 In: a decision of an operator. Out: rows of `train_hold`, which are never changed: the newest one is in force, until its time is over
-or a row `resume` follows. A pin moves its arms in the same transaction. Waits for: whoever moves an arm just now.
+or a row `resume` follows. Waits for: whoever moves an arm just now.
 
 The gate, the train, and operators who promote or hot load have to ask `refuse` after their moves: while the hold was made they waited
 for one row or the other, so one of the two sees the other. A rollback goes through, and ends a pin.
@@ -16,11 +16,11 @@ import re
 import time
 from typing import Literal, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from contracts import assignments, revocations
 from contracts.assignments import CANARY, LEARNING, LIVE
-from contracts.errors import Conflict, Held, InvalidValue, NotFound, StaleWrite
+from contracts.errors import Conflict, Held, InvalidValue, StaleWrite
 from contracts.tables import train_hold
 from contracts.tables.statements import insert_new
 from contracts.version_history import require_heard
@@ -28,7 +28,6 @@ from contracts.version_history import require_heard
 HoldKind = Literal["freeze", "pin"]
 LONGEST_SECONDS = 30 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_RESUME = "resume"
 
 
 class Hold(NamedTuple):
@@ -36,7 +35,6 @@ class Hold(NamedTuple):
 
     kind: HoldKind
     version: int | None
-    """The pinned version."""
     until: float | None
     """None: until somebody resumes."""
     writer: str
@@ -96,15 +94,11 @@ def read_history(connection: Connection, policy: str, limit: int = 100) -> list[
     rows = connection.execute(
         select(train_hold).where(train_hold.c.policy == policy).order_by(train_hold.c.epoch.desc()).limit(limit)
     )
-    return [_change_of(row) for row in rows.mappings()]
+    return [HoldChange(*(row[name] for name in HoldChange._fields)) for row in rows.mappings()]
 
 
 def refuse(connection: Connection, policy: str, now: float) -> None:
-    """Refuse to move arms while they are held.
-
-    Raises:
-        Held: says by whom, until when, and how to go on.
-    """
+    """Refuse to move arms while they are held. Raises Held: says by whom, until when, and how to go on."""
     if (hold := read(connection, policy, now)) is not None:
         raise Held(f"{hold.words}: nothing moves. To go on: millrace policy resume", policy=policy)
 
@@ -112,15 +106,10 @@ def refuse(connection: Connection, policy: str, now: float) -> None:
 def freeze(
     connection: Connection, *, policy: str, until: float | None, writer: str, reason: str, now: float | None = None
 ) -> Hold:
-    """Keep every arm as it is. A second freeze replaces the first, for example to make it longer.
-
-    Raises:
-        Held: a version is pinned.
-        InvalidValue: `until` is over, or more than 30 days away.
-        StaleWrite: another operator was faster.
-    """
+    """Keep every arm as it is. A second freeze replaces the first. Raises Held: a version is pinned; InvalidValue, StaleWrite: as `pin`."""
     now = time.time() if now is None else now
-    _check_until(until, now)
+    if until is not None:
+        check_seconds(until - now, "until")
     assignments.lock(connection, policy)
     held = read(connection, policy, now)
     if held is not None and held.kind == "pin":
@@ -139,55 +128,32 @@ def pin(
     now: float | None = None,
     seen_live: int | None = None,
 ) -> Hold:
-    """Give everybody one published version until a time. A second pin of the same version replaces the first.
+    """Give everybody one published version until a time. The hold-out stays; a second pin of the same version replaces the first.
 
-    The hold-out keeps its users and its version. `seen_live`: the live version when the operator decided.
-
-    Raises:
-        Held: the arms are frozen, or another version is pinned.
-        InvalidValue: the gate never accepted the version and it never was live; `until` is over, or more than 30 days away.
-        NotFound: the bytes of the version were removed; or nothing is live yet.
-        StaleWrite: another operator was faster, or `seen_live` is no longer live.
-        VersionRevoked: a rollback revoked it.
+    `seen_live`: the live version when the operator decided. Raises Held: frozen, or another version is pinned; InvalidValue: it was never
+    accepted and never live, or `until` is over or more than 30 days away; NotFound: its bytes were removed, or nothing is live yet;
+    StaleWrite: another operator was faster, or `seen_live` is no longer live; VersionRevoked.
     """
     now = time.time() if now is None else now
-    _check_until(until, now)
+    check_seconds(until - now, "until")
     arms = assignments.lock(connection, policy)
-    if LIVE not in arms:
-        raise NotFound("no version is live yet; start with: millrace up")
-    if seen_live not in {None, arms[LIVE].version}:
-        raise StaleWrite(f"v{seen_live} is no longer live, v{arms[LIVE].version} is; check the versions again")
+    assignments.live_version(arms, seen_live)
     held = read(connection, policy, now)
     if held is not None and (held.kind, held.version) != ("pin", version):
         raise Held(f"{held.words}. To pin v{version} instead: millrace policy resume", policy=policy)
     revocations.refuse(connection, policy, version)
     require_heard(connection, policy, version, "version")
-    live_epoch = None
-    for arm, wanted in ((LEARNING, None), (CANARY, None), (LIVE, version)):
-        standing = arms.get(arm)
-        if (standing.version if standing else None) == wanted:
-            continue
-        moved = assignments.move(
-            connection,
-            policy=policy,
-            arm=arm,
-            version=wanted,
-            expected_epoch=standing.epoch if standing else 0,
-            writer=writer,
-            reason=f"v{version} is pinned until {_clock(until)}: {reason}",
-            share=1.0 if arm == LIVE else 0.0,
-        )
-        live_epoch = moved.epoch if arm == LIVE else live_epoch
+    live_epoch, why = None, f"v{version} is pinned until {_clock(until)}: {reason}"
+    for arm in (LEARNING, CANARY):
+        if arm in arms and arms[arm].version is not None:
+            assignments.move_held(connection, arms, arm, None, writer=writer, reason=why)
+    if arms[LIVE].version != version:
+        live_epoch = assignments.move_held(connection, arms, LIVE, version, writer=writer, reason=why, share=1.0).epoch
     return _write(connection, policy, Hold("pin", version, until, writer, reason, now), live_epoch)
 
 
 def resume(connection: Connection, *, policy: str, writer: str, reason: str, now: float | None = None) -> Hold:
-    """End the hold in force, and return it. The arms stay where they are until gate and train go on.
-
-    Raises:
-        Conflict: nothing is held.
-        StaleWrite: another operator was faster.
-    """
+    """End the hold in force, and return it. Raises Conflict: nothing is held; StaleWrite: another operator was faster."""
     now = time.time() if now is None else now
     held = read(connection, policy, now)
     if held is None:
@@ -203,16 +169,12 @@ def end_pin(connection: Connection, policy: str, *, writer: str, reason: str) ->
         _write(connection, policy, held._replace(writer=writer, reason=reason, at=now), ends=True)
 
 
-def seconds_of(text: str, param: str = "for") -> float:
-    """Seconds of a duration as people write it: `90s`, `30m`, `2h`, `1.5d`.
-
-    Raises:
-        InvalidValue: another form, 0, or more than 30 days.
-    """
+def seconds_of(text: str) -> float:
+    """Seconds of a duration such as `90s`, `30m`, `2h`, `1.5d`. Raises InvalidValue: another form, 0, or more than 30 days."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
     if found is None:
-        raise InvalidValue(f"{text!r} is not a duration: write a number and s, m, h or d, for example 2h", param=param)
-    return check_seconds(float(found[1]) * _UNITS[found[2]], param)
+        raise InvalidValue(f"{text!r} is not a duration: write a number and s, m, h or d, for example 2h", param="for")
+    return check_seconds(float(found[1]) * _UNITS[found[2]])
 
 
 def check_seconds(seconds: float, param: str = "for") -> float:
@@ -222,29 +184,19 @@ def check_seconds(seconds: float, param: str = "for") -> float:
     return seconds
 
 
-def _check_until(until: float | None, now: float) -> None:
-    if until is not None:
-        check_seconds(until - now, "until")
-
-
 def _last(connection: Connection, policy: str) -> HoldChange | None:
-    found = read_history(connection, policy, 1)
-    return found[0] if found else None
+    return next(iter(read_history(connection, policy, 1)), None)
 
 
 def _write(
     connection: Connection, policy: str, hold: Hold, live_epoch: int | None = None, *, ends: bool = False
 ) -> Hold:
     last = _last(connection, policy)
-    values = hold._asdict() | ({"kind": _RESUME} if ends else {})
+    values = hold._asdict() | ({"kind": "resume"} if ends else {})
     row = {**values, "policy": policy, "epoch": last.epoch + 1 if last else 1, "live_epoch": live_epoch}
     if not insert_new(connection, train_hold, row):
         raise StaleWrite("another operator froze, pinned or resumed at the same moment; look again", policy=policy)
     return hold
-
-
-def _change_of(row: RowMapping) -> HoldChange:
-    return HoldChange(**{name: row[name] for name in HoldChange._fields})
 
 
 def _clock(at: float) -> str:

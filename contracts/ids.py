@@ -1,12 +1,9 @@
 """Identifiers that carry their route.
 
-A completion id is `chatcmpl-<uuidv7>` (RFC 9562 §5.7). The twelve bits after the version digit are the route: the hash of the session, or
-random. The route chooses the partition on every topic, so a signal that has the completion id finds its generation.
-
-A response of the Responses API is `resp_<uuidv7>`, with the uuid of its completion id: either can be made from the other.
-
-The id of an answer that must not be stored is a version 8 UUID (§5.8) with the same layout: every process sees that there is no record,
-and stores nothing about it.
+A completion id is `chatcmpl-<uuidv7>` (RFC 9562 §5.7). The twelve bits after the version digit are the route: the hash of the
+session, or random. It chooses the partition on every topic, so a signal that has the completion id finds its generation.
+A response of the Responses API is `resp_<uuidv7>`, with the same uuid. The id of an answer that must not be stored is a version 8
+UUID (§5.8): every process sees that there is no record, and stores nothing about it.
 """
 
 from __future__ import annotations
@@ -53,11 +50,7 @@ def completion_id_of(text: str) -> str:
 
 
 def route_of(completion_id: str) -> int:
-    """The route inside a completion id.
-
-    Raises:
-        InvalidRequest: the text is not one of our completion ids.
-    """
+    """The route inside a completion id. Raises InvalidRequest: the text is not one of our completion ids."""
     prefix, value = completion_id[: len(_PREFIX)], completion_id[len(_PREFIX) :]
     if prefix != _PREFIX or not _UUID.fullmatch(value):
         raise InvalidRequest(

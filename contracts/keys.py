@@ -1,7 +1,4 @@
-"""API keys: `mr-<role>-<id>-<secret>`. Only a hash of the secret is stored; role, tenant and scopes belong to the key.
-
-The role says who calls: an app, on behalf of its users, or an operator. Scopes say what the key may do: at most what its role allows.
-"""
+"""API keys, `mr-<role>-<id>-<secret>`: an app's or an operator's, with a tenant, and scopes that its role allows. Stored as a hash."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ class Owner(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `expires_at`: UTC epoch seconds; None: never.
-
-    `session`, `task`, `group` and `session_until`, the end of its time, are those of a session's key or URL.
-    """
+    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. The last four fields are those of a session's key or URL."""
 
     key_id: str
     role: Role
@@ -98,10 +92,10 @@ class NewKey(NamedTuple):
         for option, text, least in (("--tenant", self.tenant, 1), ("--name", self.name, 0)):
             if not least <= len(text) <= MAX_NAME or not (text.isprintable() or not text):
                 raise InvalidSettings(f"{option} takes {least} to {MAX_NAME} printable characters, not {len(text)}")
+        allowed = ", ".join(sorted(ROLE_SCOPES[self.role]))
         if self.scopes is not None and not self.scopes:
-            raise InvalidSettings(f"--scopes is empty; choose from {', '.join(sorted(ROLE_SCOPES[self.role]))}")
+            raise InvalidSettings(f"--scopes is empty; choose from {allowed}")
         if excess := sorted((self.scopes or frozenset()) - ROLE_SCOPES[self.role]):
-            allowed = ", ".join(sorted(ROLE_SCOPES[self.role]))
             raise InvalidSettings(
                 f"a key of the role {self.role} cannot have {', '.join(excess)}; it can have {allowed}"
             )
@@ -115,11 +109,7 @@ def create_key(connection: Connection, role: Role, tenant: str = "default") -> s
 
 
 def make_key(connection: Connection, wanted: NewKey) -> str:
-    """Make a key. The returned text is the only copy of the secret.
-
-    Raises:
-        InvalidSettings: see `NewKey.check`.
-    """
+    """Make a key. The returned text is the only copy of the secret. Raises InvalidSettings: see `NewKey.check`."""
     wanted.check(time.time())
     text = new_text(wanted.role)
     _store(connection, wanted, text)
@@ -132,18 +122,16 @@ def new_text(role: Role) -> str:
 
 
 def register_key(connection: Connection, text: str, role: Role, where: str) -> None:
-    """Make a key whose text was chosen elsewhere, with all scopes of its role; unless it is there already.
-
-    Raises:
-        InvalidSettings: it is not a key of this role, or another key has its id; names `where` it came from.
-    """
+    """Make a key whose text was chosen elsewhere, unless it is there already. Raises InvalidSettings, which names `where`."""
     parts = text.split("-")
     if not _NEW_TEXT.fullmatch(text) or parts[1] != role:
         raise InvalidSettings(f"{where} has no {role} key (mr-{role}-ID-SECRET); `millrace keys secrets` makes one")
-    row = connection.execute(select(api_key).where(api_key.c.id == parts[2])).one_or_none()
+    row = _row(connection, parts[2])
     if row is None:
         _store(connection, NewKey(role), text)
-    elif not hmac.compare_digest(row.secret_hash, _digest(parts[3])) or row.role != role or row.revoked_at is not None:
+    elif (
+        not hmac.compare_digest(row.secret_hash, digest_of(parts[3])) or row.role != role or row.revoked_at is not None
+    ):
         raise InvalidSettings(
             f"{where} has a key whose id {parts[2]} the database knows as another or as revoked; give a new one: "
             "`millrace keys secrets` makes one"
@@ -153,44 +141,26 @@ def register_key(connection: Connection, text: str, role: Role, where: str) -> N
 def _store(connection: Connection, wanted: NewKey, text: str) -> None:
     _, _, key_id, secret = text.split("-")
     scopes = ROLE_SCOPES[wanted.role] if wanted.scopes is None else wanted.scopes
-    connection.execute(
-        insert(api_key).values(
-            id=key_id,
-            secret_hash=_digest(secret),
-            role=wanted.role,
-            tenant=wanted.tenant,
-            scopes=" ".join(sorted(scopes)),
-            name=wanted.name,
-            created_at=time.time(),
-            expires_at=wanted.expires_at,
-        )
-    )
+    values = {"id": key_id, "secret_hash": digest_of(secret), "role": wanted.role, "tenant": wanted.tenant}
+    values |= {"scopes": " ".join(sorted(scopes)), "name": wanted.name}
+    connection.execute(insert(api_key).values(**values, created_at=time.time(), expires_at=wanted.expires_at))
 
 
 def check_key(connection: Connection, authorization: str | None, now: float | None = None) -> Caller:
-    """The caller of an `Authorization: Bearer ...` header. `now`: UTC epoch seconds.
-
-    Raises:
-        Unauthorized: the key is missing, unknown, revoked or expired.
-    """
+    """The caller of an `Authorization: Bearer ...` header. Raises Unauthorized: the key is missing, unknown or over."""
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
     if scheme.lower() != "bearer" or len(parts) != _PARTS or parts[0] != "mr" or not parts[2].isalnum():
         raise Unauthorized("send your Millrace key as `Authorization: Bearer mr-...`; `millrace up` printed it")
-    row = connection.execute(select(api_key).where(api_key.c.id == parts[2])).one_or_none()
-    if row is None or not hmac.compare_digest(row.secret_hash, _digest(parts[3])):
+    row = _row(connection, parts[2])
+    if row is None or not hmac.compare_digest(row.secret_hash, digest_of(parts[3])):
         raise Unauthorized("this key is not known here; `millrace up` printed the key of this home")
     return caller_of(row, time.time() if now is None else now)
 
 
 def find_key(connection: Connection, key_id: str, now: float) -> Caller:
-    """The caller of a key id, with its present rights: for sessions that were started with the key.
-
-    Raises:
-        Unauthorized: the key was deleted, revoked or has expired.
-    """
-    row = connection.execute(select(api_key).where(api_key.c.id == key_id)).one_or_none()
-    if row is None:
+    """The caller of a key id, for sessions that were started with the key. Raises Unauthorized: it is gone, revoked or expired."""
+    if (row := _row(connection, key_id)) is None:
         raise Unauthorized("the key of this session was deleted; sign in with another")
     return caller_of(row, now)
 
@@ -218,6 +188,10 @@ def revoke_keys(connection: Connection, key_ids: Collection[str], now: float) ->
     return sorted(connection.execute(statement.returning(api_key.c.id)).scalars())
 
 
-def _digest(secret: str) -> str:
-    # A secret of 192 random bits needs no slow hash, and this runs for every request.
+def _row(connection: Connection, key_id: str) -> Row[Any] | None:
+    return connection.execute(select(api_key).where(api_key.c.id == key_id)).one_or_none()
+
+
+def digest_of(secret: str) -> str:
+    """What is stored of a secret. Its 192 random bits need no slow hash, and this runs for every request."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -52,18 +52,13 @@ class LedgerCounts(NamedTuple):
 
 
 def effective_state() -> ColumnElement[str]:
-    """The state of a row of `generation`. An outcome that a later epoch of the trainer did not keep counts as pending.
-
-    Episodes checks such rows again within seconds: an older valid outcome replaces the void one.
-    """
+    """The state of a row of `generation`. An outcome that a later epoch of the trainer did not keep counts as pending."""
     newest = select(func.coalesce(func.max(ledger_epoch.c.epoch), -1)).scalar_subquery()
     kept = exists().where(
         ledger_epoch.c.epoch == generation.c.state_epoch, ledger_epoch.c.valid_through >= generation.c.state_sequence
     )
-    holds = or_(kept, generation.c.state_epoch > newest)
-    return case(
-        (and_(generation.c.state_writer == "training", not_(holds)), literal(PENDING)), else_=generation.c.state
-    )
+    is_void = and_(generation.c.state_writer == "training", not_(or_(kept, generation.c.state_epoch > newest)))
+    return case((is_void, literal(PENDING)), else_=generation.c.state)
 
 
 def generation_counts(connection: Connection, *which: ColumnElement[bool]) -> LedgerCounts:
@@ -105,26 +100,15 @@ def num_waiting(connection: Connection) -> int:
 
 def learned_signals(connection: Connection) -> dict[str, int]:
     """Signal id to the first version that learned from it. Signals that arrived after their sample was trained are left out."""
-    rows = connection.execute(
-        select(signal.c.id, generation.c.state_version)
-        .join(
-            generation,
-            and_(generation.c.completion_id == signal.c.completion_id, generation.c.choice == signal.c.choice),
-        )
-        .where(
-            effective_state() == "trained",
-            signal.c.state.in_(("joined", "late")),
-            signal.c.revision <= generation.c.state_revision,
-        )
-    )
+    its = and_(generation.c.completion_id == signal.c.completion_id, generation.c.choice == signal.c.choice)
+    in_time = (signal.c.state.in_(("joined", "late")), signal.c.revision <= generation.c.state_revision)
+    statement = select(signal.c.id, generation.c.state_version).join(generation, its)
+    rows = connection.execute(statement.where(effective_state() == "trained", *in_time))
     return {row.id: row.state_version for row in rows}
 
 
 def trained_versions(connection: Connection) -> dict[str, int]:
     """Sample key to the first version that learned from it, for samples that are still trained."""
-    rows = connection.execute(
-        select(generation.c.completion_id, generation.c.choice, generation.c.state_version).where(
-            effective_state() == "trained"
-        )
-    )
+    columns = generation.c["completion_id", "choice", "state_version"]
+    rows = connection.execute(select(*columns).where(effective_state() == "trained"))
     return {sample_key(row.completion_id, row.choice): row.state_version for row in rows}

@@ -1,8 +1,7 @@
 """What the values of a record must be, so that every process can store them and compute with them. Pure.
 
-`decode` calls this. A reader of the log then meets no number that a column cannot hold, no text that PostgreSQL refuses, and no
-impossible time. A field name means the same in every record, so each name has one check. Problems that a process can name
-itself are left to it: a reward that is not finite, missing log-probs.
+A reader of the log meets no number that a column cannot hold, no text that PostgreSQL refuses, and no impossible time. A field
+name means the same in every record, so each name has one check.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts.experts import experts_problem
-from contracts.support import support_problem
+from contracts.packing import experts_problem, support_problem
 
 LATEST_TIME = 4_102_444_800.0
 """2100-01-01, UTC epoch seconds. The earliest time lies equally far before 1970. The range is wide on purpose: a clock that is days
@@ -58,12 +56,11 @@ def _packed(packed: bytes) -> str:
     return f": {len(packed)} bytes are not an array of {_WORD}-byte numbers" if len(packed) % _WORD else ""
 
 
-def _completion_id(text: str) -> str:
-    return "" if is_completion_id(text) else f": {text[:MAX_ID]!r} is not a completion id"
+def _formed(is_formed: Callable[[str], object], what: str) -> _Check:
+    def check(text: str | None) -> str:
+        return "" if text is None or is_formed(text) else f": {text[:MAX_ID]!r} is not a {what}"
 
-
-def _sample_key(text: str) -> str:
-    return "" if is_sample_key(text) else f": {text[:MAX_ID]!r} is not a sample key"
+    return check
 
 
 def _whole(least: int = 0, most: int = MAX_INT32) -> _Check:
@@ -128,21 +125,8 @@ def _each(records: tuple[Any, ...]) -> str:
 
 
 _CHECKS: dict[str, _Check] = {
-    **dict.fromkeys(
-        (
-            "choice",
-            "num_choices",
-            "parent_tokens",
-            "revision",
-            "epoch",
-            "previous",
-            "start",
-            "count",
-            "max_tokens",
-            "index",
-        ),
-        _whole(),
-    ),
+    **dict.fromkeys(("choice", "num_choices", "parent_tokens", "revision", "epoch"), _whole()),
+    **dict.fromkeys(("previous", "start", "count", "max_tokens", "index"), _whole()),
     **dict.fromkeys(("version", "top_k"), _whole(least=-1)),
     "sequence": _whole(most=MAX_SEQUENCE),
     "calls": _whole(least=1),
@@ -161,10 +145,9 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(("canary", "holdout", "learning"), _drawn),
     "reason": _text(MAX_REASON),
     "request": _text(MAX_REQUEST),
-    "completion_id": _completion_id,
-    **dict.fromkeys(("key", "last"), _sample_key),
+    "completion_id": _formed(is_completion_id, "completion id"),
+    **dict.fromkeys(("key", "last", "parent"), _formed(is_sample_key, "sample key")),
     "session": _text(MAX_SESSION),
-    "parent": lambda key: "" if key is None else _sample_key(key),
     "value": _value,
     "source": lambda place: "" if is_place(place) else f": {place} is not a place of the log",
     **dict.fromkeys(("token_ids", "logprobs"), _packed),

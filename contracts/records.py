@@ -17,11 +17,11 @@ import numpy as np
 import zstandard
 from msgspec.structs import replace
 
-from contracts.compression import compressed, decompressed
 from contracts.draws import LoggedDraw
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogPlace
 from contracts.ids import sample_key
+from contracts.packing import compressed, decompressed
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
 from contracts.turns import SessionShare, SessionTurn
@@ -69,10 +69,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text_with_calls(self) -> str:
-        """What graders read: the text, then each call as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-
-        Calls of every model family look the same there, so graders need not know how a family writes them.
-        """
+        """What graders read, for every family: the text, then calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
         calls = [
             f'<tool_call>{{"name": {msgspec.json.encode(function["name"]).decode()}, "arguments": {function["arguments"]}}}</tool_call>'
             for function in (call["function"] for call in self.tool_calls)
@@ -81,10 +78,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt of a request, from a client that counts its retries and sends no `Idempotency-Key`.
-
-    `request`: the same for all attempts, a hash of the body, keyed with the caller's secret so that readers cannot verify guesses.
-    """
+    """One attempt of a client that counts its retries. `request`: a hash of the body, keyed with the caller's secret."""
 
     request: str
     count: int
@@ -308,12 +302,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Read a record from the log, and check its values (`contracts/record_checks.py`).
-
-    Raises:
-        NewerSchema: a newer Millrace wrote it.
-        InvalidRecord: another type of record, or a field is invalid; the message names the field.
-    """
+    """Read a record from the log, and check its values (`contracts/record_checks.py`). Raises as `decode_shape`, which names the field."""
     record = decode_shape(kind, wire)
     if problem := problem_of(record):
         raise InvalidRecord(f"not a {kind.__name__} that can be processed: {problem}")
@@ -321,12 +310,7 @@ def decode(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Decode without checking values: for rows of our own tables, and for tools that show refused records.
-
-    Raises:
-        NewerSchema: a newer Millrace wrote it.
-        InvalidRecord: another type of record; the message names the field.
-    """
+    """Decode without checking values, as for our own tables. Raises NewerSchema; InvalidRecord: another type of record."""
     try:
         record = msgspec.msgpack.decode(unpacked(kind.__name__, wire), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -341,11 +325,7 @@ def pack_body(body: msgspec.Struct) -> bytes:
 
 
 def open_body(kind: type[BodyType], packed: bytes) -> BodyType:
-    """Invert `pack_body`.
-
-    Raises:
-        InvalidRecord: the bytes are damaged, or would not fit in memory.
-    """
+    """Invert `pack_body`. Raises InvalidRecord: the bytes are damaged, or would not fit in memory."""
     try:
         body = msgspec.msgpack.decode(decompressed(packed, MAX_BODY_BYTES), type=kind)
     except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError) as error:

@@ -1,6 +1,4 @@
-"""Revoked versions: never served, compared with, accepted or treated as fresh training data again.
-
-In: a rollback's decision. Out: a list that every reader of versions must check. A revocation is never undone.
+"""Revoked versions: never served, compared with, accepted or treated as fresh training data again. Never undone.
 
     poison    the version's answers may be wrong on purpose: its samples are `quarantined(rollback)`
     evidence  the version was merely worse: its samples are real, and are learned as off-policy data, as far from the current weights
@@ -54,11 +52,7 @@ def claimed_parents(connection: Connection, policy: str) -> dict[int, int]:
 
 
 def refuse(connection: Connection, policy: str, version: int) -> None:
-    """Refuse a revoked version.
-
-    Raises:
-        VersionRevoked: the version is revoked; the message says by whom and why.
-    """
+    """Refuse a revoked version. Raises VersionRevoked: the version is revoked; the message says by whom and why."""
     if (found := read(connection, policy).get(version)) is not None:
         raise VersionRevoked(
             f"v{version} of {policy!r} was revoked by {found.writer} ({found.reason}); it never serves again: choose "

@@ -1,12 +1,10 @@
 """Rollback to an earlier version: which one, which versions it revokes, and the moves that do it. And the way forward: promotion.
 
-In: an operator's request, from the dashboard, the command line or a hot load. Out, in one transaction: the revoked versions, `live` and
-`training` at the chosen version, no candidate, no arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the
-second fails with `StaleWrite`. A rollback goes through frozen arms, and ends a pin; a promotion is refused while they are held.
+In: an operator's request. Out, in one transaction: the revoked versions, `live` and `training` at the chosen version, no candidate, no
+arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the second fails with `StaleWrite`.
 
-By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only the
-versions that the operator names. Descendants of a revoked version, also a waiting candidate, are revoked too. The trainer obeys the arm
-`training`, and the revocations tell it how to treat what it learned (docs/decisions/0001).
+By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only those
+that the operator names. Descendants of a revoked version are revoked too. The trainer obeys the arm `training` (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from contracts import holds, revocations
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING, Assignment, move, read
-from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite
+from contracts.assignments import CANARY, HOLDOUT, IN_ORDER, LEARNING, LIVE, TRAINING, live_version, move_held, read
+from contracts.errors import InvalidRequest, InvalidValue
 from contracts.revocations import Treatment
-from contracts.version_history import read_accepted, read_known, read_live_history, require_heard
-from contracts.version_parents import BASE, Parents
+from contracts.version_history import BASE, Parents, read_accepted, read_live_history, read_parents, require_heard
 
 
 class RollbackPlan(NamedTuple):
@@ -37,11 +34,7 @@ class RollbackPlan(NamedTuple):
 
 
 def left_behind(live_history: Sequence[int | None]) -> set[int]:
-    """Versions that a move of `live` to an older version skipped and that have not served since, revoked or not.
-
-    Args:
-        live_history: the versions that `live` pointed at, oldest first.
-    """
+    """Versions that a move of `live` to an older version skipped and that have not served since. `live_history`: oldest first."""
     behind: set[int] = set()
     served: int | None = None
     for version in live_history:
@@ -70,10 +63,8 @@ def versions_to_revoke(
     """Versions that a rollback from `live` to `target` revokes, in order.
 
     `named`: only these and their descendants. None: the ancestors of the live version after the target, and every version
-    between the two that descends from the target.
-
-    Raises:
-        InvalidValue: a named version does not exist, or is the target or one of its ancestors.
+    between the two that descends from the target. Raises InvalidValue: a named version does not exist, or is the target or one
+    of its ancestors.
     """
     kept = parents.lineage(target)
     if named is None:
@@ -115,9 +106,7 @@ def read_plan(
     target = read_target(connection, policy) if to is None else _check_target(connection, policy, live.version, to)
     if target is None:
         raise InvalidRequest(f"the base of {policy!r} is already live; there is no older version", policy=policy)
-    known = Parents(
-        read_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)}
-    )
+    known = read_parents(connection, policy, parents)
     wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
     before = revocations.read(connection, policy)
     revoked = tuple(version for version in wanted if version not in before)
@@ -138,48 +127,26 @@ def roll_back(
 ) -> RollbackPlan:
     """Go back to version `to`, or to the one that `rollback_target` finds; returns what was done.
 
-    `treatment`: how samples of the revoked versions are treated, see `contracts/revocations.py`. `revoke`: versions to revoke
-    instead of those that `versions_to_revoke` finds. `parents`: parents from manifests, for versions that are not claimed in
-    the database. `seen_live`: the live version when the operator decided.
+    `revoke`: versions to revoke instead of those that `versions_to_revoke` finds; `treatment`: how their samples are treated. `parents`:
+    from manifests, for versions that are not claimed in the database. `seen_live`: the live version when the operator decided.
 
-    Raises:
-        InvalidRequest: no version is live, or the base is.
-        InvalidValue: `to` is not below the live version, or was neither accepted nor live before; or a version of `revoke` does
-            not exist, or would serve.
-        StaleWrite: another writer moved an arm meanwhile; nothing was changed.
+    Raises InvalidRequest: no version is live, or the base is; InvalidValue: no such target, or a version of `revoke` would serve or does
+    not exist; StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = read(connection, policy)
-    live = arms.get(LIVE)
-    if seen_live is not None and live is not None and live.version != seen_live:
-        raise StaleWrite(
-            f"v{seen_live} is no longer live, v{live.version} is; check the versions again", live=live.version
-        )
+    if seen_live is not None and LIVE in arms:
+        live_version(arms, seen_live)
     plan = read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
     revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
     revoked = revocations.read(connection, policy)
-    for arm, version in (
-        (CANDIDATE, None),
-        (LEARNING, None),
-        (CANARY, None),
-        (HOLDOUT, None),
-        (LIVE, plan.target),
-        (TRAINING, plan.target),
-    ):
-        held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
+    for arm in IN_ORDER:
+        held, goes_back = arms.get(arm), arm in (LIVE, TRAINING)
         # Candidate, live and training move, even to the same version. The new epoch of `training` tells the trainer to restart from
         # there. The new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
-        if arm in (LEARNING, CANARY, HOLDOUT) and held.version not in revoked:
+        if arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked):
             continue
-        move(
-            connection,
-            policy=policy,
-            arm=arm,
-            version=version,
-            expected_epoch=held.epoch,
-            writer=writer,
-            reason=reason,
-            share=held.share if version is not None else 0.0,
-        )
+        version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, 0.0)
+        move_held(connection, arms, arm, version, writer=writer, reason=reason, share=share)
     holds.end_pin(connection, policy, writer=writer, reason=f"rolled back to v{plan.target}: {reason}")
     return plan
 
@@ -189,36 +156,18 @@ def promote(
 ) -> None:
     """Point `live` at a version that is not older than the live one, whatever its verdict.
 
-    Raises:
-        Held: the arms are frozen, or a version is pinned.
-        NotFound: no version is live yet.
-        InvalidValue: the version is below the live one.
-        VersionRevoked: a rollback revoked it.
-        StaleWrite: another writer moved `live` meanwhile, or `seen_live` is no longer live.
+    Raises Held; NotFound: no version is live yet; InvalidValue: the version is below the live one; VersionRevoked; StaleWrite: another
+    writer moved `live` meanwhile, or `seen_live` is no longer live.
     """
-    live = read(connection, policy).get(LIVE)
-    if live is None or live.version is None:
-        raise NotFound("no version is live yet; start with: millrace up")
-    if seen_live is not None and live.version != seen_live:
-        raise StaleWrite(
-            f"v{seen_live} is no longer live, v{live.version} is; check the versions again", live=live.version
-        )
+    arms = read(connection, policy)
+    live = live_version(arms, seen_live)
     revocations.refuse(connection, policy, to)
-    if to < live.version:
+    if to < live:
         raise InvalidValue(
-            f"v{to} is below v{live.version}, which is live: roll back instead, with `millrace policy rollback --to {to}`",
+            f"v{to} is below v{live}, which is live: roll back instead, with `millrace policy rollback --to {to}`",
             param="to",
         )
-    move(
-        connection,
-        policy=policy,
-        arm=LIVE,
-        version=to,
-        expected_epoch=live.epoch,
-        writer=writer,
-        reason=reason,
-        share=1.0,
-    )
+    move_held(connection, arms, LIVE, to, writer=writer, reason=reason, share=1.0)
     holds.refuse(connection, policy, time.time())
 
 

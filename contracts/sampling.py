@@ -43,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_truncated(self) -> bool:
-        """True if unlikely tokens were left out: the trainer then needs the support of each token, see contracts/support.py."""
+        """True if unlikely tokens were left out: the trainer then needs the support of each token, see contracts/packing.py."""
         return self.temperature > 0 and (self.top_p < 1.0 or self.top_k != 0 or self.min_p != 0)
 
     @property

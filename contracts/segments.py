@@ -37,11 +37,7 @@ def with_answer(experience: Experience, turn: Generation, body: GenerationBody) 
 
 
 def whole(experience: Experience, answer: bytes | None) -> Experience:
-    """An experience with the answer that it points to: the record of a generation. None: nobody has it any more.
-
-    Raises:
-        InvalidRecord: the answer is damaged, or another one.
-    """
+    """An experience with the answer that it points to; None: nobody has it any more. Raises InvalidRecord: it is another one."""
     if experience.segments or experience.source is None or answer is None:
         return experience
     turn = decode(Generation, answer)

@@ -1,26 +1,32 @@
-"""What the database remembers of a policy's versions: which ones served everybody, passed the gate, or were named at all."""
+"""What is known of a policy's versions: which ones served everybody, passed the gate, or were named at all, and which descends from which.
+
+A parent's number is always lower than its child's. If a version's parent is not known any more, the version before it counts as it.
+"""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 from sqlalchemy import Connection, and_, or_, select
 from sqlalchemy.orm import aliased
 
 from contracts.assignments import LIVE
-from contracts.errors import InvalidValue
+from contracts.errors import InvalidValue, NotFound, WeightsRefused
+from contracts.revocations import claimed_parents
 from contracts.tables import assignment_change, train_hold, verdict
-from contracts.version_parents import BASE
+
+BASE = 0
+"""The version from which all others descend."""
 
 
 def read_live_history(connection: Connection, policy: str) -> list[int | None]:
     """The versions that `live` pointed at, oldest first. Pins do not count: they say nothing about the versions above."""
-    columns = assignment_change.c
-    pins = select(train_hold.c.live_epoch).where(train_hold.c.policy == policy, train_hold.c.live_epoch.is_not(None))
-    statement = (
-        select(columns.version)
-        .where(columns.policy == policy, columns.arm == LIVE, columns.epoch.not_in(pins))
-        .order_by(columns.epoch)
-    )
-    return list(connection.execute(statement).scalars())
+    change, hold = assignment_change.c, train_hold.c
+    pins = select(hold.live_epoch).where(hold.policy == policy, hold.live_epoch.is_not(None))
+    moves = (change.policy == policy, change.arm == LIVE, change.epoch.not_in(pins))
+    return list(connection.execute(select(change.version).where(*moves).order_by(change.epoch)).scalars())
 
 
 def read_accepted(connection: Connection, policy: str) -> set[int]:
@@ -29,13 +35,13 @@ def read_accepted(connection: Connection, policy: str) -> set[int]:
     return set(connection.execute(statement).scalars())
 
 
-def read_known(connection: Connection, policy: str) -> set[int]:
-    """Versions that have a verdict, or that an arm ever pointed at."""
+def read_parents(connection: Connection, policy: str, more: Mapping[int, int] | None = None) -> Parents:
+    """Every known version and its parent; `more`: from manifests, for versions that are not claimed in the database."""
     judged = select(verdict.c.version).where(verdict.c.policy == policy)
-    named = select(assignment_change.c.version).where(
-        assignment_change.c.policy == policy, assignment_change.c.version.is_not(None)
-    )
-    return {*connection.execute(judged).scalars(), *connection.execute(named.distinct()).scalars()}
+    change = assignment_change.c
+    named = select(change.version).where(change.policy == policy, change.version.is_not(None)).distinct()
+    known = {*connection.execute(judged).scalars(), *connection.execute(named).scalars()}
+    return Parents(known, {**(more or {}), **claimed_parents(connection, policy)})
 
 
 def read_assigned_since(connection: Connection, policy: str, since: float) -> set[int]:
@@ -51,11 +57,7 @@ def read_assigned_since(connection: Connection, policy: str, since: float) -> se
 
 
 def require_heard(connection: Connection, policy: str, version: int, param: str) -> None:
-    """Refuse a version that no engine is known to have loaded.
-
-    Raises:
-        InvalidValue: it is not the base, the gate did not accept it, and it never was live.
-    """
+    """Raises InvalidValue for a version that no engine is known to have loaded: neither base, nor accepted, nor ever live."""
     if version == BASE or version in read_accepted(connection, policy):
         return
     if version not in read_live_history(connection, policy):
@@ -64,3 +66,63 @@ def require_heard(connection: Connection, policy: str, version: int, param: str)
             "policy list`",
             param=param,
         )
+
+
+class _Manifest(Protocol):
+    @property
+    def parent(self) -> int | None:
+        """None for a version without a parent."""
+
+
+class Manifests(Protocol):
+    """A source of parents: a weight store."""
+
+    def versions(self, policy: str) -> list[int]:
+        """All published versions, in order."""
+
+    def manifest(self, policy: str, version: int) -> _Manifest:
+        """The manifest of a version. Raises NotFound, WeightsRefused."""
+
+
+class Parents:
+    """Every known version and its parent."""
+
+    def __init__(self, known: Collection[int], parents: Mapping[int, int]) -> None:
+        """`parents` may leave out versions of `known`."""
+        versions = sorted({BASE, *known, *parents, *parents.values()})
+        self._parents = {version: parents.get(version, before) for before, version in itertools.pairwise(versions)}
+
+    @property
+    def versions(self) -> list[int]:
+        """All known versions, in order."""
+        return [BASE, *self._parents]
+
+    def lineage(self, version: int) -> list[int]:
+        """A version and its ancestors down to the base."""
+        found = [version]
+        while found[-1] in self._parents:
+            found.append(self._parents[found[-1]])
+        return found
+
+    def descendants(self, ancestors: Collection[int]) -> set[int]:
+        """These versions and all their descendants."""
+        found = set(ancestors)
+        for version, parent in self._parents.items():
+            if parent in found:
+                found.add(version)
+        return found
+
+
+def stored_parents(store: Manifests, policy: str, above: int, known: Collection[int] = ()) -> dict[int, int]:
+    """Version to parent, above `above` and not in `known`, from a store's manifests as far as they can be read. Raises Unavailable."""
+    found = {}
+    for version in store.versions(policy):
+        if version <= above or version in known:
+            continue
+        try:
+            parent = store.manifest(policy, version).parent
+        except (NotFound, WeightsRefused):
+            continue
+        if parent is not None:
+            found[version] = parent
+    return found

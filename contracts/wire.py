@@ -64,12 +64,7 @@ def packed(plain: bytes, num_body_bytes: int = 0) -> bytes:
 
 
 def unpacked(kind: str, wire: bytes) -> bytes:
-    """Invert `packed`; `kind` is for the errors. What was not packed is returned as it is.
-
-    Raises:
-        NewerSchema: a newer Millrace wrote it.
-        InvalidRecord: these bytes are no record.
-    """
+    """Invert `packed`; what was not packed is returned as it is. Raises NewerSchema; InvalidRecord: these are no `kind`."""
     if is_damaged(wire):
         raise InvalidRecord(f"not the {kind} that was appended: its checksum differs; the disk changed bits")
     try:
@@ -81,12 +76,7 @@ def unpacked(kind: str, wire: bytes) -> bytes:
 
 
 def check_schema(kind: str, schema: int) -> None:
-    """Refuse what this process cannot read.
-
-    Raises:
-        NewerSchema: a newer Millrace wrote it.
-        InvalidRecord: no Millrace did.
-    """
+    """Raises NewerSchema: a newer Millrace wrote it; InvalidRecord: no Millrace did."""
     if not 1 <= schema <= _LAST_SCHEMA:
         raise InvalidRecord(f"not a {kind}: no Millrace ever wrote schema {schema}")
     if schema > SCHEMA:

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from contracts.errors import EngineFailed, EngineRestarted, GrammarStuck, InvalidRequest, MillraceError
+from contracts.packing import MOST_IDS
 from contracts.sampling import ExpertShape, Span
-from contracts.support import MOST_IDS
 from engines.wire import EngineRequest, Piece, RecordedExperts, SampledToken, System
 
 PATH = "/inference/v1/generate"

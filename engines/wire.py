@@ -9,8 +9,8 @@ import msgspec
 
 from contracts.cache_salts import cache_salt
 from contracts.errors import EngineFailed
+from contracts.packing import MOST_IDS
 from contracts.sampling import ExpertShape, Sampling, Span
-from contracts.support import MOST_IDS
 
 
 class System(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from contracts.errors import InvalidRequest
 from contracts.files import read_small
 from contracts.records import Score
 from contracts.tasks import Task
-from contracts.tasks.source import Source
+from contracts.tasks.section import Source
 from rewards.judges.registry import judges_of
 from rewards.judges.repository import MemoryStore
 from rewards.panel import Panel

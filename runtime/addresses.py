@@ -16,11 +16,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_and_port(server: str) -> tuple[str, int]:
-    """The parts of `host:port`; an IPv6 address stands in brackets.
-
-    Raises:
-        ValueError: it has no host or no port.
-    """
+    """The parts of `host:port`; an IPv6 address stands in brackets. Raises ValueError: it has no host or no port."""
     host, _, port = server.strip().rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"{server!r} is not host:port")

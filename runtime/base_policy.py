@@ -1,7 +1,4 @@
-"""The fingerprint of a base policy: equal on every machine that has the same model and tokenizer, wherever its folder is.
-
-In: a folder. Out: a short text, or "" if it is not a folder with a config.json. The weights are not part of it: versions have roots.
-"""
+"""The fingerprint of a base policy without its weights: equal wherever model and tokenizer are; "" without a config.json."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""A batch as a worker holds it: each record with its decoded item, or with the reason why it will be buried.
-
-In: polled records. Out: the same in their order, read and prepared. Waits for: the handler's `prepare`.
-"""
+"""What a worker drives, and a batch as it holds it: each record with its item, or with the reason why it will be buried."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from contracts.event_log import LogRecord
+from sqlalchemy import Connection
+
+from contracts.event_log import LogRecord, Message
 from runtime.bisection import Blamed, bisect, blaming_records
 from runtime.log.dead_letters import Culprit, culprit_of
 
@@ -23,17 +22,37 @@ class BatchRecord(NamedTuple, Generic[Item]):
     culprit: Culprit | None = None
 
 
-class Preparer(Protocol[Item]):
-    """The methods of a handler that need no transaction; see `runtime.worker.Handler`."""
+class Handler(Protocol[Item]):
+    """The work of one process, inside a transaction. It never touches the log."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process, which is also its consumer group."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that it reads."""
+
+    @property
+    def batch_size(self) -> int:
+        """Most records in one batch."""
 
     def read(self, record: LogRecord) -> Item:
-        """Decode a record."""
+        """Decode a record. Raises InvalidRecord for a record that can never be read."""
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Do slow work."""
+        """Do slow work without a transaction; one item for each, in the same order. The items may be delivered again."""
+
+    def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
+        """Apply each item once, in this order, in a few statements for the whole batch; returns the messages to send."""
+
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        """Apply the passing of time to these partitions. `is_at_end`: the last poll returned every record that the log has."""
 
 
-def prepare_batch(handler: Preparer[Item], records: Sequence[LogRecord]) -> list[BatchRecord[Item]]:
+def prepare_batch(handler: Handler[Item], records: Sequence[LogRecord]) -> list[BatchRecord[Item]]:
     """Read and prepare every record that allows it; the others get a culprit."""
     parts = [_read(handler, record) for record in records]
 
@@ -44,7 +63,7 @@ def prepare_batch(handler: Preparer[Item], records: Sequence[LogRecord]) -> list
             parts[place] = parts[place]._replace(item=item)
 
     def give_up(place: int, error: BaseException) -> None:
-        parts[place] = _buried(parts[place].record, error)
+        parts[place] = BatchRecord(parts[place].record, culprit=culprit_of(parts[place].record, error))
 
     sound = [place for place, part in enumerate(parts) if part.culprit is None]
     try:
@@ -61,18 +80,9 @@ def items_of(parts: Sequence[BatchRecord[Item]]) -> list[Item]:
     return [part.item for part in parts if part.item is not None]
 
 
-def culprits_of(parts: Sequence[BatchRecord[Item]]) -> list[Culprit]:
-    """Records to bury."""
-    return [part.culprit for part in parts if part.culprit is not None]
-
-
-def _buried(record: LogRecord, error: BaseException) -> BatchRecord[Item]:
-    return BatchRecord(record, culprit=culprit_of(record, error))
-
-
-def _read(handler: Preparer[Item], record: LogRecord) -> BatchRecord[Item]:
+def _read(handler: Handler[Item], record: LogRecord) -> BatchRecord[Item]:
     try:
         with blaming_records():
             return BatchRecord(record, handler.read(record))
     except Blamed as blamed:
-        return _buried(record, blamed.__cause__ or blamed)
+        return BatchRecord(record, culprit=culprit_of(record, blamed.__cause__ or blamed))

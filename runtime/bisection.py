@@ -1,8 +1,5 @@
 """Find the record that makes a batch fail, by splitting the batch; and tell faults of a record from faults of the environment.
 
-In: the parts of a batch in the order in which they were read, and a function that handles them. Out: each part was handled with its
-good neighbours, or was given up alone. Waits for: nothing.
-
 Pieces are handled in order, so a later record of a partition is never handled before an earlier one. If the traceback shows which part
 was being handled, three pieces are enough: the parts before it, the part itself, and the parts after it. Otherwise the batch is halved;
 if the first half succeeds, the bad record is in the second half, which is split without another attempt.
@@ -38,7 +35,6 @@ _CONDITIONS = (
 _EXHAUSTED = frozenset((
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.EROFS,
 ))  # fmt: skip
-"""The machine ran out of a resource."""
 _DATA_CLASSES = ("22", "23", "54")
 """SQLSTATE classes: data exception, constraint violation, program limit exceeded."""
 
@@ -78,12 +74,8 @@ def bisect(
 ) -> None:
     """Call `act` with pieces of a batch that failed as a whole, split pieces that fail, and give up parts that fail alone.
 
-    Args:
-        parts: in their order. A single part is tried once more.
-        act: handles all parts that it gets or none; raises `Blamed`.
-        give_up: called with a part that fails alone.
-        reason: why they failed.
-        in_hand: the index of the part that seems to be the reason, or None. A wrong guess only costs time.
+    `act` handles all parts that it gets or none, and raises `Blamed`. A single part is tried once more. `in_hand`: the index of
+    the part that seems to be the reason, or None; a wrong guess only costs time.
     """
     place = in_hand(reason, parts) if len(parts) > 1 else 0
     cuts = (len(parts) // 2,) if place is None else (place, place + 1)

@@ -1,7 +1,4 @@
-"""Certificates that servers show, and what is wrong with one that was refused.
-
-In: an address. Out: the certificate, unchecked, and words for a person. Waits for: the server, at most the given seconds.
-"""
+"""Certificates that servers show, and what is wrong with one that was refused. Waits for the server, at most the given seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ import socket
 import ssl
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -23,23 +21,13 @@ _UNKNOWN = (2, 18, 19, 20, 21, 27)
 def certificate_of(host: str, port: int, seconds: float, first: bytes = b"") -> x509.Certificate:
     """The certificate that a server shows to anybody. Nothing is sent but the handshake.
 
-    Args:
-        host: its name or address.
-        port: its port.
-        seconds: how long to wait for each answer.
-        first: what asks for TLS, of a protocol that begins without; one byte of answer is read.
-
-    Raises:
-        OSError: it cannot be reached, or does not speak TLS.
+    `seconds`: how long to wait for each answer. `first`: what asks for TLS, of a protocol that begins without; one byte of answer
+    is read. Raises OSError: it cannot be reached, or does not speak TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only looked at, never trusted
-    with socket.create_connection((host, port), seconds) as plain:
-        if first:
-            plain.sendall(first)
-            plain.recv(1)
-        with context.wrap_socket(plain, server_hostname=host) as stream:
-            shown = stream.getpeercert(binary_form=True) or b""
+    with _shaken_hands(context, host, port, seconds, first) as stream:
+        shown = stream.getpeercert(binary_form=True) or b""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some authorities have odd serial numbers
         return x509.load_der_x509_certificate(shown)
@@ -50,21 +38,12 @@ def refusal_of(
 ) -> tuple[str, str] | None:
     """Try a checked handshake; a code and words for its refusal, or None if it succeeds or the server cannot be reached.
 
-    Args:
-        host: its name or address.
-        port: its port.
-        seconds: how long to wait for each answer.
-        authority: the file of those whom to trust; None: this machine's.
-        setting: names `authority` in the words.
-        first: see `certificate_of`.
+    `authority`: the file of those whom to trust; None: this machine's. `setting`: names it in the words. Others: `certificate_of`.
     """
     try:
         context = ssl.create_default_context(cafile=authority)
-        with socket.create_connection((host, port), seconds) as plain:
-            if first:
-                plain.sendall(first)
-                plain.recv(1)
-            context.wrap_socket(plain, server_hostname=host).close()
+        with _shaken_hands(context, host, port, seconds, first):
+            return None
     except ssl.SSLError as error:
         shown = None
         with suppress(OSError, ValueError):
@@ -72,7 +51,18 @@ def refusal_of(
         return refusal_in_words(error, f"{host}:{port}", host, shown, setting)
     except OSError:
         return None
-    return None
+
+
+@contextmanager
+def _shaken_hands(
+    context: ssl.SSLContext, host: str, port: int, seconds: float, first: bytes
+) -> Iterator[ssl.SSLSocket]:
+    with socket.create_connection((host, port), seconds) as plain:
+        if first:
+            plain.sendall(first)
+            plain.recv(1)
+        with context.wrap_socket(plain, server_hostname=host) as stream:
+            yield stream
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
@@ -81,24 +71,14 @@ def names_of(certificate: x509.Certificate) -> list[str]:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    return [
-        *found.get_values_for_type(x509.DNSName),
-        *(str(address) for address in found.get_values_for_type(x509.IPAddress)),
-    ]
+    addresses = found.get_values_for_type(x509.IPAddress)
+    return [*found.get_values_for_type(x509.DNSName), *map(str, addresses)]
 
 
 def refusal_in_words(  # noqa: PLR0911 one line per fault
     error: ssl.SSLError, server: str, host: str, shown: x509.Certificate | None, authorities: str
 ) -> tuple[str, str]:
-    """A code, and what is wrong and what to do. Pure.
-
-    Args:
-        error: of the handshake, or of the first read after it.
-        server: what messages call the server.
-        host: the name that it was called by.
-        shown: its certificate, if it is known.
-        authorities: the setting that names whom to trust.
-    """
+    """A code, and what is wrong and what to do. Pure. `shown`: the certificate, if known; `authorities`: the setting that names them."""
     code = getattr(error, "verify_code", None)
     until = "" if shown is None else f" on {shown.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     if code == _EXPIRED:

@@ -32,22 +32,12 @@ class CircuitBreaker:
         errors: tuple[type[Exception], ...] = (OSError,),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin closed.
-
-        Args:
-            server: its name in logs and errors.
-            max_failures: in a row, after which it opens.
-            first_pause_seconds: until the first probe; the pause doubles with every probe that fails.
-            longest_pause_seconds: the limit of the pause.
-            errors: what counts as a failure in `calling`. TimeoutError is an OSError.
-            clock: seconds that only grow.
-        """
+        """Begin closed; open after `max_failures` of `errors` in a row. The pause doubles with each failed probe, up to the longest."""
         self._server, self._errors, self._clock = server, errors, clock
         self._max_failures = max_failures
         self._first_pause, self._longest_pause = first_pause_seconds, longest_pause_seconds
         self._lock = threading.Lock()
-        self._num_failures = 0
-        self._pause = first_pause_seconds
+        self._num_failures, self._pause = 0, first_pause_seconds
         self._retry_at: float | None = None
         self._probing = False
 
@@ -92,11 +82,7 @@ class CircuitBreaker:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Wrap one call to the server.
-
-        Raises:
-            Unavailable: the call failed, or was not made because an earlier one failed.
-        """
+        """Wrap one call to the server. Raises Unavailable: it failed, or was not made because an earlier one failed."""
         is_probe = self._begin()
         try:
             yield
@@ -112,7 +98,6 @@ class CircuitBreaker:
             self.succeeded()
 
     def _begin(self) -> bool:
-        """Whether the call that begins now is the probe. Raises Unavailable, like `check`."""
         with self._lock:
             self.check()
             self._probing = self.is_open

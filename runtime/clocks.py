@@ -1,10 +1,9 @@
 """Compares this machine's clock with the database's, which all replicas share.
 
 In: the database's time, every half minute. Out: the offset, for /ready, the log and Prometheus. Waits for: the database; while it is
-away, the last offset stays valid.
+away, the last offset stays valid. With SQLite, database and replica are one machine.
 
-Completion ids begin with their time, and windows close by the clock: a replica with a wrong clock would write to days without a
-partition, and close windows too early. With SQLite, database and replica are one machine.
+A replica with a wrong clock would write to days without a partition, and close windows too early.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ log = structlog.get_logger()
 
 
 def offset_seconds(database: Database, wall: Callable[[], float] = time.time) -> float:
-    """Seconds by which this machine's clock is ahead of the database's; exact to half of the fastest of three round trips.
-
-    Raises:
-        Unavailable: the database does not answer.
-    """
+    """Seconds by which this machine's clock is ahead of the database's; exact to half of the fastest round trip. Raises Unavailable."""
     if database.url.startswith("sqlite"):
         return 0.0
     samples = []
@@ -48,12 +43,7 @@ def offset_seconds(database: Database, wall: Callable[[], float] = time.time) ->
 
 
 def database_time(database: Database, wall: Callable[[], float] = time.time) -> float:
-    """UTC epoch seconds by the database's clock.
-
-    Raises:
-        ClockOff: this machine's clock is off by more than `MOST_SECONDS`.
-        Unavailable: the database does not answer.
-    """
+    """UTC epoch seconds by the database's clock. Raises ClockOff: ours is off by more than `MOST_SECONDS`; Unavailable."""
     offset = offset_seconds(database, wall)
     _refuse(offset)
     return wall() - offset
@@ -64,8 +54,7 @@ class ClockWatch:
 
     def __init__(self, database: Database, wall: Callable[[], float] = time.time) -> None:
         self._database, self._wall = database, wall
-        self._offset = 0.0
-        self._measured, self._stop = threading.Event(), threading.Event()
+        self._offset, self._measured, self._stop = 0.0, threading.Event(), threading.Event()
         if database.url.startswith("sqlite"):
             self._measured.set()
             CLOCK_OFFSET_SECONDS.set(0.0)

@@ -1,8 +1,8 @@
 """The database: one transaction per message or request, real migrations, and consistent snapshots for reading.
 
-SQLite: WAL, fsync on commit. Every write transaction takes the lock at its start (BEGIN IMMEDIATE), so it waits instead of failing
-half-way; data gives way to what keeps the product running (`turns.py`). PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable read for reading, so that
-the figures of one snapshot agree.
+SQLite: WAL, fsync on commit. Every write transaction takes the lock at its start (BEGIN IMMEDIATE); data gives way to what keeps the
+product running (`turns.py`). PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable
+read for reading.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ _MIGRATE = "it is of an older release: run `millrace init` of this one"
 
 
 class Database:
-    """Connections to one database.
-
-    Args:
-        url: SQLAlchemy URL: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
-        longest_pause_seconds: PostgreSQL rolls back a transaction that waits longer for its next statement.
-    """
+    """Connections to a database. `longest_pause_seconds`: PostgreSQL ends transactions that wait longer for the next statement."""
 
     def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
         self.url = url
@@ -62,12 +57,9 @@ class Database:
     def transaction(self, *, gives_way: bool = False) -> Iterator[Connection]:
         """A transaction, all or nothing: the only way to write.
 
-        Args:
-            gives_way: it writes data, of which there may be much: on SQLite, transactions that do not give way begin first.
-
-        Raises:
-            Unavailable: the database cannot be written (full disk, server down); nothing was changed.
-            Damaged: SQLite found its file corrupt.
+        `gives_way`: it writes data, of which there may be much: on SQLite, transactions that do not give way begin first.
+        Raises Unavailable: the database cannot be written (full disk, server down); nothing was changed. Damaged: SQLite found
+        its file corrupt.
         """
         with self._explained("used", "free disk space or start it"), ExitStack() as open_until_the_end:
             with self._turn(gives_way=gives_way):
@@ -81,7 +73,6 @@ class Database:
             yield connection
 
     def _turn(self, *, gives_way: bool) -> AbstractContextManager[None]:
-        """Wait for those that go first, or let others wait until a transaction has begun."""
         if self._turns is None:
             return nullcontext()
         if not gives_way:
@@ -93,18 +84,15 @@ class Database:
     def _explained(self, verb: str, remedy: str) -> Iterator[None]:
         try:
             yield
-        except _AWAY as error:
-            remedy = _MIGRATE if _is_older(error) else refusal_in_words(self.url, str(error.orig)) or remedy
-            raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
-            if isinstance(error, DatabaseError) and _is_older(error):
-                raise Unavailable(f"the database cannot be {verb} ({error.orig}); {_MIGRATE}") from error
+            if isinstance(error, DatabaseError) and (isinstance(error, _AWAY) or _is_older(error)):
+                remedy = _MIGRATE if _is_older(error) else refusal_in_words(self.url, str(error.orig)) or remedy
+                raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
             if (damaged := self._damaged(error)) is None:
                 raise
             raise damaged from error
 
     def _damaged(self, error: DatabaseError | sqlite3.DatabaseError) -> Damaged | None:
-        """The expected failure for a corrupt SQLite file; None for other errors."""
         cause = error.orig if isinstance(error, DatabaseError) else error
         if getattr(cause, "sqlite_errorcode", 0) & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
             return None
@@ -115,12 +103,7 @@ class Database:
         )
 
     def upgrade_schema(self) -> None:
-        """Apply all migrations. `runtime.days.migrate` also makes the partitions of the coming days.
-
-        Raises:
-            InvalidSettings: a newer Millrace made the database, with migrations that this one lacks.
-            Unavailable: it cannot be written.
-        """
+        """Apply all migrations. Raises InvalidSettings: a newer Millrace made the database, with migrations that this one lacks."""
         with self.transaction() as connection:
             try:
                 upgrade(connection)
@@ -137,18 +120,13 @@ class Database:
 
 def _is_older(error: DatabaseError) -> bool:
     """True if a table or a column is missing: an older release made the database, and nobody brought it to this one."""
-    is_missing = str(error.orig).startswith(("no such table", "no such column")) or "has no column named" in str(
-        error.orig
-    )
+    says = str(error.orig)
+    is_missing = says.startswith(("no such table", "no such column")) or "has no column named" in says
     return is_missing or getattr(error.orig, "sqlstate", None) in _UNDEFINED
 
 
 def create_database(server_url: str, name: str) -> str:
-    """Make an empty PostgreSQL database on the server of `server_url`; returns its URL.
-
-    Raises:
-        Unavailable: the server cannot be reached, or refuses.
-    """
+    """Make an empty PostgreSQL database on the server of `server_url`; returns its URL. Raises Unavailable: it refuses."""
     url = sqlalchemy.make_url(server_url)
     engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
     try:

@@ -1,7 +1,4 @@
-"""Why PostgreSQL does not let this client in, and what to do. libpq's `sslmode=verify-full` checks certificate and host name.
-
-In: the address and libpq's message. Out: words. Waits for: the server, for a certificate that was refused.
-"""
+"""Why PostgreSQL does not let this client in (address, libpq's message), and what to do. Asks the server for a refused certificate."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 In: the database's clock, or an operator's date. Out: partitions. Waits for: locks, two seconds at most.
 
-Completion ids begin with their time, so a day is a range of their text (collation C). Rows of days without a partition land in the
-default partition, for example ids made by a wrong clock. SQLite has no partitions.
+Completion ids begin with their time, so a day is a range of their text. Rows of days without a partition land in the default one.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Boolean, ColumnElement, Connection, Table, func, literal_column, select, text
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Conflict, Unavailable
 from contracts.ids import first_id_at
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
+from contracts.tables.statements import add_to_count
 from runtime.clocks import database_time
 from runtime.database import Database
 from runtime.seals import add_dropped, states_of_rows, sums_of_rows
@@ -64,13 +63,7 @@ def first_id(day: date) -> str:
 
 
 def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
-    """Apply all migrations, and make the partitions of the coming days.
-
-    Raises:
-        InvalidSettings: see `Database.upgrade_schema`.
-        ClockOff: this machine's clock differs from the database's, so it is unclear which day it is.
-        Unavailable: the database cannot be written.
-    """
+    """Apply all migrations, and make the partitions of the coming days. Raises InvalidSettings, ClockOff, Unavailable."""
     database.upgrade_schema()
     make_days_now(database, wall)
 
@@ -78,29 +71,18 @@ def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
 def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
     """Make the partitions of today and of the next `ahead` days; returns the names of new ones.
 
-    A day that cannot be made now (a lock is held, or the default partition has rows of it) is logged and tried again at the next
-    call. Meanwhile its rows land in the default partition.
-
-    Raises:
-        Unavailable: the database cannot be used.
+    A day that cannot be made now (a lock is held, or the default partition has rows of it) is logged and tried again at the
+    next call. Meanwhile its rows land in the default partition. Raises Unavailable: the database cannot be used.
     """
     if database.url.startswith("sqlite"):
         return []
-    today = datetime.fromtimestamp(now, UTC).date()
-    wanted = [(table, today + timedelta(days=number)) for number in range(ahead + 1) for table in PARTITIONED]
     with database.snapshot() as connection:
-        held = set(_children(connection))
-    missing = [(table, day) for table, day in wanted if _name(table, day) not in held]
+        missing = _missing(connection, now, ahead)
     return [_name(table, day) for table, day in missing if _make_logged(database, table, day)]
 
 
 def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> list[str]:
-    """Call `make_days` with the time of the database's clock.
-
-    Raises:
-        ClockOff: this machine's clock differs; nothing was made.
-        Unavailable: the database cannot be used.
-    """
+    """Call `make_days` with the time of the database's clock. Raises ClockOff: this machine's differs; Unavailable."""
     return make_days(database, database_time(database, wall))
 
 
@@ -115,9 +97,7 @@ def missing_days(connection: Connection, now: float) -> list[str]:
     """Names of the partitions of today and tomorrow that are not there; rows of these days would land in the default one."""
     if connection.dialect.name == "sqlite":
         return []
-    held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
-    wanted = (_name(table, today + timedelta(days=number)) for number in (0, 1) for table in PARTITIONED)
-    return [name for name in wanted if name not in held]
+    return [_name(table, day) for table, day in _missing(connection, now, 1)]
 
 
 def make_again(connection: Connection, names: Collection[str]) -> None:
@@ -144,18 +124,21 @@ def keep_days_ahead(database: Database, stop: threading.Event) -> None:
 def drop_days(database: Database, before: date) -> list[DroppedDay]:
     """Drop whole days, the oldest first, with the rows that detect repeated signals of these days, and with their votes.
 
-    Their generations are counted and hashed into `ledger_seal`, so that an audit stays exact. The default partition
-    stays. Join keys, and signals that wait for one, expire by themselves earlier.
-
-    Raises:
-        Conflict: a day has pending rows, or is not over; that day and later ones were not touched.
-        Unavailable: a lock is held; days that were dropped before stay dropped.
+    Their generations are counted and hashed into `ledger_seal`, so that an audit stays exact. The default partition stays.
+    Join keys, and signals that wait for one, expire by themselves earlier. Raises Conflict: a day has pending rows, or is not
+    over; that day and later ones were not touched. Unavailable: a lock is held; days that were dropped before stay dropped.
     """
     if database.url.startswith("sqlite"):
         raise Conflict("SQLite has no days to drop: only PostgreSQL partitions tables by day")
     with database.snapshot() as connection:
         days = sorted({day for name in _children(connection) if (day := _day(name)) is not None and day < before})
     return [_drop(database, day) for day in days]
+
+
+def _missing(connection: Connection, now: float, ahead: int) -> list[tuple[Table, date]]:
+    held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
+    wanted = [(table, today + timedelta(days=number)) for number in range(ahead + 1) for table in PARTITIONED]
+    return [(table, day) for table, day in wanted if _name(table, day) not in held]
 
 
 def _make_logged(database: Database, table: Table, day: date) -> bool:
@@ -210,9 +193,7 @@ def _drop(database: Database, day: date) -> DroppedDay:
         for table in tables:
             connection.exec_driver_sql(f'ALTER TABLE "{table.name}" DETACH PARTITION "{_name(table, day)}"')
             connection.exec_driver_sql(f'DROP TABLE "{_name(table, day)}"')
-        counted = postgresql.insert(generation_count).values(state="dropped", count=num_generations)
-        more = {"count": generation_count.c["count"] + num_generations}
-        connection.execute(counted.on_conflict_do_update(index_elements=["state"], set_=more))
+        add_to_count(connection, generation_count, "dropped", num_generations)
     log.info("day dropped", day=day.isoformat(), num_generations=num_generations)
     return DroppedDay(day, num_generations)
 
@@ -220,14 +201,9 @@ def _drop(database: Database, day: date) -> DroppedDay:
 def _refuse_pending(connection: Connection, day: date) -> None:
     if day >= datetime.now(UTC).date():
         raise Conflict(f"{day} is not over: choose an earlier date")
-    waiting = {
-        "generations": select(func.count())
-        .select_from(generation)
-        .where(_within(generation, day), effective_state() == PENDING),
-        "signals": select(func.count()).select_from(signal).where(_within(signal, day), signal.c.state == PENDING),
-    }
-    for what, statement in waiting.items():
-        if count := connection.execute(statement).scalar_one():
+    for what, table, state in (("generations", generation, effective_state()), ("signals", signal, signal.c.state)):
+        waiting = select(func.count()).select_from(table).where(_within(table, day), state == PENDING)
+        if count := connection.execute(waiting).scalar_one():
             raise Conflict(f"{day} holds {count} {what} that are still pending: see why, or keep the day", day=str(day))
 
 

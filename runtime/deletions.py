@@ -1,13 +1,10 @@
 """Two-phase deletion: unreferenced names are noted first, and deleted later if they are still unreferenced.
 
-In: names without references, read in the transaction that decides. Out: names that may be deleted now. Waits for: the next call.
-
     noted   nothing referred to the name; a new reference takes it off the list
     going   the name counts as deleted: no new reference is allowed, and the holder of the lease deletes it
 
-Both steps need the lease. A trainer that was stopped before a step cannot take it later. One that was stopped after a step deletes
-only names that count as deleted for every process. So a successor may delete names that are going, and forgets names that are only
-noted.
+Both steps need the lease. A trainer that was stopped after a step deletes only names that count as deleted for every process. So a
+successor may delete names that are going, and forgets names that are only noted.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from contracts.deletions import Kind
 from contracts.tables import doomed
@@ -26,20 +23,13 @@ class Deletions:
     """The list for one kind of name and one policy. Only the trainer that holds the lease uses it."""
 
     def __init__(self, lease: Lease, policy: str, kind: Kind) -> None:
-        self._lease = lease
-        self._policy = policy
-        self._kind = kind
+        self._lease, self._policy, self._kind = lease, policy, kind
         self._done: set[str] = set()
 
     def advance(self, unreferenced: Callable[[Connection], Collection[str]]) -> list[str]:
         """Note unreferenced names; return those that may be deleted: noted earlier and still unreferenced, or already going.
 
-        Args:
-            unreferenced: reads the references inside the transaction that decides.
-
-        Raises:
-            LeaseLost: another trainer took over; delete nothing.
-            Unavailable: the database is away; nothing was changed.
+        `unreferenced` reads the references inside the transaction that decides. Raises LeaseLost: delete nothing; Unavailable.
         """
         ours = and_(doomed.c.policy == self._policy, doomed.c.kind == self._kind)
         with self._lease.transaction() as connection:
@@ -53,7 +43,8 @@ class Deletions:
             off |= (going & mine) - wanted if self._kind == "chunk" else set()
             off |= self._done & going
             ready = {row.name for row in rows if not row.going} - off
-            self._remove(connection, ours, off)
+            for name in sorted(off):
+                connection.execute(delete(doomed).where(ours, doomed.c.name == name))
             for name in sorted(ready):
                 connection.execute(update(doomed).where(ours, doomed.c.name == name).values(going=True))
             for name in sorted(wanted - {row.name for row in rows} | (wanted & off) - self._done - going):
@@ -65,7 +56,3 @@ class Deletions:
     def done(self, names: Collection[str]) -> None:
         """Report deleted names, which are never used again: the next `advance` forgets them."""
         self._done |= set(names)
-
-    def _remove(self, connection: Connection, ours: ColumnElement[bool], names: Collection[str]) -> None:
-        for name in sorted(names):
-            connection.execute(delete(doomed).where(ours, doomed.c.name == name))

@@ -1,13 +1,10 @@
-"""How much space is left on the disks that this process writes to, measured at each scrape.
-
-In: the folders of a home. Out: gauges. Waits for: nothing.
-"""
+"""How much space is left on the disks that this process writes to, measured at each scrape."""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,21 +12,18 @@ from runtime.metrics import DISK_FREE_BYTES, DISK_SIZE_BYTES
 
 
 def watch_disks(folders: Mapping[str, Path]) -> None:
-    """Measure the disks of these folders, by name; one that several share is measured once, under its first name.
-
-    A folder that is not there yet is on the disk of the nearest folder above it.
-    """
+    """Measure the disks of these folders (or of the nearest above), by name; one that several share once, under its first name."""
     seen = set[int]()
     for name, folder in folders.items():
         existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
         if (device := existing.stat().st_dev) not in seen:
             seen.add(device)
-            DISK_FREE_BYTES.labels(name).set_function(partial(_measured, existing, lambda usage: usage.free))
-            DISK_SIZE_BYTES.labels(name).set_function(partial(_measured, existing, lambda usage: usage.total))
+            DISK_FREE_BYTES.labels(name).set_function(partial(_measured, existing, "free"))
+            DISK_SIZE_BYTES.labels(name).set_function(partial(_measured, existing, "total"))
 
 
-def _measured(folder: Path, part: Callable[[shutil._ntuple_diskusage], int]) -> float:
+def _measured(folder: Path, part: str) -> float:
     try:
-        return float(part(shutil.disk_usage(folder)))
+        return float(getattr(shutil.disk_usage(folder), part))
     except OSError:  # the folder is gone; no number is more honest than an old one
         return math.nan

@@ -23,11 +23,7 @@ _USABLE = re.compile(r"[!-~]{16,256}")
 
 
 def engine_key(home: Path) -> str:
-    """The secret of this home; made if it does not exist. If several processes make it at once, all return the same one.
-
-    Raises:
-        InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
-    """
+    """The secret of this home, made if it does not exist; all processes get the same one. Raises InvalidSettings: it is unusable."""
     if given := os.environ.get(ENGINE_KEY, "").strip():
         return _usable(given, ENGINE_KEY)
     path = home / FILE_NAME

@@ -1,10 +1,8 @@
-"""Writes the rows of engine replicas, and keeps two replicas from using one name.
+"""Writes the rows of engine replicas, and keeps two replicas from using one name. Waits for: the database.
 
-In: what a replica is now. Out: its row. Waits for: the database.
-
-A name belongs to the replica that announced it first. A new replica takes over the row of a dead one: at once if the row names its own address, on
-which nobody else can listen; else once the row was not renewed for three seconds. If the row is renewed by another, or if another
-takes the row back, the name is taken.
+A name belongs to the replica that announced it first. A new replica takes over the row of a dead one: at once if the row names its own
+address, on which nobody else can listen; else once the row was not renewed for three seconds. If the row is renewed by another, or
+if another takes it back, the name is taken.
 """
 
 from __future__ import annotations
@@ -28,37 +26,22 @@ _log = structlog.get_logger(__name__)
 
 
 class _Seen(NamedTuple):
-    """The row of another under a name that is wanted here."""
-
     seen_at: float
     first_seen: float
 
 
 class EngineRows:
-    """See the module. One thread writes the row of each name.
-
-    Args:
-        database: where the rows are.
-        policy: of the replicas.
-        clock: `time.monotonic`.
-    """
+    """See the module. One thread writes the row of each name."""
 
     def __init__(self, database: Database, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._database = database
-        self._policy = policy
-        self._clock = clock
+        self._database, self._policy, self._clock = database, policy, clock
         self._told: dict[str, str] = {}
         """Name to the instance that was announced last."""
         self._held_since: dict[str, float] = {}
         self._others: dict[str, _Seen] = {}
 
     def announce(self, replica: EngineReplica) -> None:
-        """Write or renew a row; while it is not known whether the holder of its name lives, nothing is written.
-
-        Raises:
-            NameTaken: another replica with this name runs.
-            Unavailable: the database is away.
-        """
+        """Write or renew a row, unless it is not known yet whether the holder of its name lives. Raises NameTaken, Unavailable."""
         name = replica.name
         with self._database.transaction() as connection:
             held = engines.read_replica(connection, self._policy, name)
@@ -78,12 +61,10 @@ class EngineRows:
             engines.forget_gone(connection, self._policy)
 
     def _may_replace(self, held: EngineReplica, replica: EngineReplica) -> bool:
-        """True if the row is ours or that of a dead replica. Raises NameTaken."""
         name, now = replica.name, self._clock()
         if held.instance in {replica.instance, self._told.get(name)}:
             return True
-        since = self._held_since.get(name)
-        if since is not None:
+        if (since := self._held_since.get(name)) is not None:
             if now - since < _SETTLED_SECONDS:
                 raise _taken(held)
             _log.warning("engine_name_used_twice", name=name, url=replica.url, other=held.url)

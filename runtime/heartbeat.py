@@ -1,8 +1,4 @@
-"""Writes the signs of life of this process, see `contracts/heartbeats.py`.
-
-In: the time of the main loop's last step. Out: one row. Waits for: the database, in a thread of its own; a beat that cannot be written
-is left out, because the next one says the same.
-"""
+"""Writes the signs of life of this process (`contracts/heartbeats.py`) in a thread; one that cannot be written is left out."""
 
 from __future__ import annotations
 
@@ -29,9 +25,7 @@ class Heartbeat:
     """Beats until closed."""
 
     def __init__(self, database: Database, policy: str, process: str, longest_step_seconds: float) -> None:
-        self._database = database
-        self._policy = policy
-        self._process = process
+        self._database, self._policy, self._process = database, policy, process
         self._replica = f"{socket.gethostname()[:_LONGEST_HOST]}/{replica_number()}"
         self._longest = longest_step_seconds
         self._started = time.time()

@@ -2,8 +2,7 @@
 
 In: paths. Out: damaged files and records, by name. Waits for: the disk; the check at a start is bounded by file size.
 
-SQLite notices broken pages, but not changed bits inside a value. Records of the log carry a checksum, and so do bodies of answers,
-wherever they are stored. Other values of millrace.db have no checksum (docs/repair.md, "Bits flip").
+Other values of millrace.db have no checksum (docs/repair.md, "Bits flip").
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ class DamagedFile(NamedTuple):
 
 
 def check_files(settings: Settings) -> None:
-    """Check the database files of a home, within the bounds for a start.
-
-    Raises:
-        Damaged: names every damaged file, and what to do.
-    """
+    """Check the database files of a home, within the bounds for a start. Raises Damaged: names every damaged file."""
     if found := list(damaged_files(settings.home)):
         files = "; ".join(f"{item.path} ({item.problem})" for item in found)
         raise Damaged(

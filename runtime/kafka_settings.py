@@ -1,7 +1,4 @@
-"""The settings of [millrace] that concern Kafka: how topics are made, and how brokers are reached.
-
-Secrets are not among them: they come from the environment or from a file that it names.
-"""
+"""The settings of [millrace] that concern Kafka, topics and brokers. Its secrets come from the environment or files that it names."""
 
 from __future__ import annotations
 
@@ -53,10 +50,8 @@ class KafkaSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_kafka(self) -> Self:
-        """These fields depend on each other. Raises ValueError: names the field, and what to do."""
-        for problem in (self._address_problem(), self._copies_problem(), self._tls_problem(), self._login_problem()):
-            if problem:
-                raise ValueError(problem)
+        if problem := self._address_problem() or self._copies_problem() or self._tls_problem() or self._login_problem():
+            raise ValueError(problem)
         return self
 
     @property
@@ -95,10 +90,11 @@ class KafkaSettings(BaseModel):
         return "" if user else f"kafka_mechanism = {mechanism} needs kafka_user"
 
     def _token_problem(self) -> str:
-        if (self.kafka_token_url is None) == (self.kafka_token_file is None):
+        url = self.kafka_token_url
+        if (url is None) == (self.kafka_token_file is None):
             return "kafka_mechanism = OAUTHBEARER needs its token from kafka_token_url or from kafka_token_file: set one of them"
-        if self.kafka_token_url is not None and not self.kafka_user:
+        if url is not None and not self.kafka_user:
             return "kafka_token_url needs kafka_user, which is the client's id there"
-        if self.kafka_token_url is not None and not self.kafka_token_url.startswith("https://"):
+        if url is not None and not url.startswith("https://"):
             return "kafka_token_url begins with https://, because the client's secret is sent there"
         return ""

@@ -1,16 +1,14 @@
-"""The part of the ledger that is no generation and no signal: what monitors counted, corrections, and the prompts of shadows.
+"""The part of the ledger that is no generation and no signal: three identities, from one snapshot of the database.
 
-In: one snapshot of the database. Out: three identities, and what breaks them by name. Waits for: reads.
-
-    measured answers = null + others                    by version; the monitors' sums against the scores themselves
-    later revisions  = by reason of their outcome + replaced by a newer revision + waiting for a step
-    shadow prompts   = compared + left out, by reason + not asked, by reason + still to be asked
+measured answers = null + others                    by version; the monitors' sums against the scores themselves
+later revisions  = by reason of their outcome + replaced by a newer revision + waiting for a step
+shadow prompts   = compared + left out, by reason + not asked, by reason + still to be asked
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, case, exists, func, select
@@ -30,44 +28,30 @@ _NOT_GRADED = "not graded"
 """Such pairs are compared by their other marks."""
 
 
-class LearningCounts(NamedTuple):
-    """The three identities: what each total consists of."""
+class LearningIdentity(NamedTuple):
+    """What a total consists of, and what that does not explain."""
 
-    monitors: Mapping[str, int]
-    corrections: Mapping[str, int]
-    shadow_prompts: Mapping[str, int]
-
-
-class LearningProblems(NamedTuple):
-    """What each identity does not explain."""
-
-    monitors: list[str]
-    corrections: list[str]
-    shadow_prompts: list[str]
+    counts: Mapping[str, int] = {}
+    problems: Sequence[str] = ()
 
 
 class LearningFindings(NamedTuple):
-    """Counts, and what is unexplained."""
+    """The three identities."""
 
-    counts: LearningCounts
-    problems: LearningProblems
+    monitors: LearningIdentity = LearningIdentity()
+    corrections: LearningIdentity = LearningIdentity()
+    shadow_prompts: LearningIdentity = LearningIdentity()
 
 
-NOTHING_LEARNED = LearningFindings(LearningCounts({}, {}, {}), LearningProblems([], [], []))
+NOTHING_LEARNED = LearningFindings()
 
 
 def check_learning(connection: Connection, now: float) -> LearningFindings:
     """Account for nulls, corrections and shadow prompts. `now`: UTC epoch seconds."""
-    monitors, monitor_problems = _monitors(connection)
-    corrections, correction_problems = _corrections(connection, now)
-    prompts, prompt_problems = _shadow_prompts(connection)
-    return LearningFindings(
-        LearningCounts(monitors, corrections, prompts),
-        LearningProblems(monitor_problems, correction_problems, prompt_problems),
-    )
+    return LearningFindings(_monitors(connection), _corrections(connection, now), _shadow_prompts(connection))
 
 
-def _monitors(connection: Connection) -> tuple[Counter[str], list[str]]:
+def _monitors(connection: Connection) -> LearningIdentity:
     """Rewards adds to its sums in the transaction of the scores, so both have the same answers; dropped days took their scores only."""
     columns = behaviour.c
     mine = (columns.cluster == "", columns.metric == _NULL)
@@ -91,10 +75,10 @@ def _monitors(connection: Connection) -> tuple[Counter[str], list[str]]:
                 f"monitors of task {place[0]!r}, v{place[1]}: they counted {num} answers and {nulls} nulls, and {num_scores} answers "
                 f"and {num_null_scores} nulls were scored"
             )
-    return found, problems[:MOST_NAMED]
+    return LearningIdentity(found, problems[:MOST_NAMED])
 
 
-def _corrections(connection: Connection, now: float) -> tuple[Counter[str], list[str]]:
+def _corrections(connection: Connection, now: float) -> LearningIdentity:
     told = select(outcome.c.key, outcome.c.revision, func.max(outcome.c.reason).label("reason"))
     once = told.where(outcome.c.state == LATE).group_by(outcome.c.key, outcome.c.revision).subquery()
     by_reason = connection.execute(select(once.c.reason, func.count()).group_by(once.c.reason))
@@ -112,7 +96,7 @@ def _corrections(connection: Connection, now: float) -> tuple[Counter[str], list
     if found["without a reason"]:
         problems.append(f"{found['without a reason']} corrections were passed over without a reason")
     more = len(problems) - MOST_NAMED
-    return found, problems[:MOST_NAMED] + ([f"and {more} more corrections"] if more > 0 else [])
+    return LearningIdentity(found, problems[:MOST_NAMED] + ([f"and {more} more corrections"] if more > 0 else []))
 
 
 def _untold(connection: Connection) -> Iterator[tuple[Any, str]]:
@@ -135,7 +119,6 @@ def _untold(connection: Connection) -> Iterator[tuple[Any, str]]:
 
 
 def _decided(connection: Connection, keys: set[str]) -> dict[str, int]:
-    """Key to the revision that the trainer decided."""
     places = {parse_sample_key(key): key for key in keys}
     columns = generation.c["completion_id", "choice", "state_revision"]
     mine = (generation.c.completion_id.in_({name for name, _ in places}), generation.c.state_writer == "training")
@@ -143,18 +126,11 @@ def _decided(connection: Connection, keys: set[str]) -> dict[str, int]:
     return {key: row.state_revision for row in rows if (key := places.get((row.completion_id, row.choice))) is not None}
 
 
-def _shadow_prompts(connection: Connection) -> tuple[Counter[str], list[str]]:
+def _shadow_prompts(connection: Connection) -> LearningIdentity:
     found, problems = Counter[str](), []
     num_pairs = select(func.count()).where(shadow_pair.c.train == train.c.id).scalar_subquery()
-    columns = (
-        train.c.id,
-        train.c.version,
-        train.c.stage,
-        train.c.ended_at,
-        train.c.evidence,
-        num_pairs.label("num_pairs"),
-    )
-    for row in connection.execute(select(*columns).order_by(train.c.id)):
+    columns = train.c["id", "version", "stage", "ended_at", "evidence"]
+    for row in connection.execute(select(*columns, num_pairs.label("num_pairs")).order_by(train.c.id)):
         facts = (row.evidence or {}).get(_SHADOW)
         if not facts or "not_asked" not in facts:  # none yet; or one of a release that did not count them
             continue
@@ -163,14 +139,12 @@ def _shadow_prompts(connection: Connection) -> tuple[Counter[str], list[str]]:
         kept, parts = facts["num_compared"], sum(left_out.values())
         found.update({"compared": kept, **left_out, **not_asked})
         where = f"shadow of v{row.version} (train {row.id})"
-        if (
-            kept + parts != facts["num_prompts"]
-            or facts["num_prompts"] + sum(not_asked.values()) != facts["num_wanted"]
-        ):
+        asked, passed_over = facts["num_prompts"], sum(not_asked.values())
+        if kept + parts != asked or asked + passed_over != facts["num_wanted"]:
             problems.append(
-                f"{where}: of {facts['num_wanted']} prompts {facts['num_prompts']} were asked = {kept} compared + {parts} left out, and "
-                f"{sum(not_asked.values())} were not asked"
+                f"{where}: of {facts['num_wanted']} prompts {asked} were asked = {kept} compared + {parts} left out, and "
+                f"{passed_over} were not asked"
             )
-        if row.stage < 0 and row.ended_at is None and row.num_pairs < facts["num_prompts"]:
-            problems.append(f"{where}: {facts['num_prompts']} prompts were asked, and {row.num_pairs} pairs are stored")
-    return found, problems[:MOST_NAMED]
+        if row.stage < 0 and row.ended_at is None and row.num_pairs < asked:
+            problems.append(f"{where}: {asked} prompts were asked, and {row.num_pairs} pairs are stored")
+    return LearningIdentity(found, problems[:MOST_NAMED])

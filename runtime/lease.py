@@ -1,8 +1,6 @@
-"""One writer per policy: a lease whose epochs the database issues.
+"""One writer per policy: a lease whose epochs the database issues. Waits for nothing.
 
-In: a process that wants to train. Out: the right to write. Every transaction of the writer checks that right inside itself, so a
-process that was stopped and continues later can change nothing. Waits for: nothing; if a living process holds the lease, the caller
-learns at once which.
+Every transaction of the writer checks its right inside itself, so a process that was stopped and continues later can change nothing.
 
     free      no row, or its holder released it: the next process takes it
     held      renewed less than a lifetime ago, by the database's clock: refused
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, Row, func, insert, literal_column, select, update
+from sqlalchemy import Connection, Row, Update, func, insert, literal_column, select, update
 
 from contracts.errors import LeaseHeld, LeaseLost, Unavailable
 from contracts.tables import training_epoch, training_lease
@@ -56,9 +54,7 @@ class Lease:
 
     def __init__(self, database: Database, policy: str, holder: LeaseHolder, epoch: int) -> None:
         """Use `acquire`."""
-        self._database = database
-        self.policy = policy
-        self._holder = holder
+        self._database, self.policy, self._holder = database, policy, holder
         self._lost: LeaseLost | None = None
         self.epoch = epoch
 
@@ -72,18 +68,10 @@ class Lease:
         lifetime: float = LIFETIME_SECONDS,
         holder: LeaseHolder | None = None,
     ) -> Lease:
-        """Take the lease under a new epoch, above all issued epochs and above `floor`.
+        """Take the lease under a new epoch, above all issued epochs and above `floor`, the highest one that this trainer found elsewhere.
 
-        Args:
-            database: issues the epoch; its clock decides.
-            policy: each policy has one lease.
-            floor: the highest epoch that this trainer found elsewhere: in checkpoints, in the ledger.
-            lifetime: seconds without a renewal after which another process may take the lease.
-            holder: the process that takes it; None: this process.
-
-        Raises:
-            LeaseHeld: a living process holds it; nothing was changed.
-            Unavailable: the database is away, or the lock on the lease was not free in time.
+        `lifetime`: seconds without a renewal after which another process may take it. `holder`: None: this process. Raises LeaseHeld: a
+        living process holds it; nothing was changed. Unavailable: the database is away, or the lock on the lease was not free in time.
         """
         holder = msgspec.structs.replace(holder or this_process(), lifetime=lifetime)
         with database.snapshot() as connection:  # waits for no lock: a stopped holder may have one
@@ -99,33 +87,19 @@ class Lease:
         return cls(database, policy, holder, epoch)
 
     def check(self, connection: Connection) -> None:
-        """Check inside a writing transaction that no other epoch was issued. None can be issued until the transaction ends.
-
-        Raises:
-            LeaseLost: another was issued, or the lease was released; roll back and end the process.
-        """
+        """Raises LeaseLost inside a writing transaction if another epoch was issued. None can be issued until the transaction ends."""
         # The weakest lock that excludes a successor: renewals by the heartbeat do not wait for it.
         self._insist(_row(connection, self.policy, read=True, key_share=True), self.epoch)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction that begins with `check`. The holder writes only in these.
-
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database cannot be written.
-        """
+        """A transaction that begins with `check`. The holder writes only in these. Raises LeaseLost, Unavailable."""
         with self._database.transaction() as connection:
             self.check(connection)
             yield connection
 
     def check_now(self) -> None:
-        """`check` in its own transaction, before and after writes to other stores.
-
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database cannot be asked.
-        """
+        """`check` in its own transaction, before and after writes to other stores. Raises LeaseLost, Unavailable."""
         with self._database.snapshot() as connection:
             self._insist(_row(connection, self.policy), self.epoch)
 
@@ -135,12 +109,7 @@ class Lease:
             raise self._lost
 
     def next_epoch(self, floor: int = 0) -> int:
-        """Issue another epoch to the same holder, for a rollback.
-
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database is away; the epoch did not change.
-        """
+        """Issue another epoch to the same holder, for a rollback. Raises LeaseLost; Unavailable: the epoch did not change."""
         with self._database.transaction() as connection:
             self._insist(_row(connection, self.policy, nowait=False), self.epoch)
             epoch = _issue(connection, self.policy, self._holder, floor)
@@ -148,30 +117,19 @@ class Lease:
         return epoch
 
     def note_start(self, start: str) -> None:
-        """Store what this epoch continues from; a successor ignores what a predecessor wrote later.
-
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database is away.
-        """
+        """Store what this epoch continues from; a successor ignores what is written later. Raises LeaseLost, Unavailable."""
+        started = {**msgspec.to_builtins(self._holder), "start": start}
+        mine = (training_epoch.c.policy == self.policy, training_epoch.c.epoch == self.epoch)
         with self.transaction() as connection:
-            started = {**msgspec.to_builtins(self._holder), "start": start}
-            mine = (training_epoch.c.policy == self.policy) & (training_epoch.c.epoch == self.epoch)
-            connection.execute(update(training_epoch).where(mine).values(holder=started))
+            connection.execute(update(training_epoch).where(*mine).values(holder=started))
 
     def renew(self) -> None:
-        """Extend the lease.
-
-        Raises:
-            LeaseLost: another process holds it, or it was released.
-            Unavailable: the database is away.
-        """
+        """Extend the lease. Raises LeaseLost: another process holds it, or it was released; Unavailable."""
         with self._database.transaction() as connection:
             # By instance, not by epoch: another thread of the holder may be issuing one.
             # This lock does not wait for `check`: a transaction of the holder may be long.
             self._insist(_row(connection, self.policy, key_share=True), None)
-            held = training_lease.c.policy == self.policy
-            connection.execute(update(training_lease).where(held).values(renewed_at=_clock(connection)))
+            connection.execute(self._update().values(renewed_at=_clock(connection)))
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
@@ -192,10 +150,12 @@ class Lease:
             with self._database.transaction() as connection:
                 self._insist(_row(connection, self.policy, nowait=False), None)
                 gone = msgspec.to_builtins(msgspec.structs.replace(self._holder, released=True))
-                held = training_lease.c.policy == self.policy
-                connection.execute(update(training_lease).where(held).values(holder=gone))
+                connection.execute(self._update().values(holder=gone))
         except (LeaseLost, Unavailable) as error:
             log.warning("lease not released", policy=self.policy, epoch=self.epoch, reason=error.message)
+
+    def _update(self) -> Update:
+        return update(training_lease).where(training_lease.c.policy == self.policy)
 
     def _beat(self, stop: threading.Event) -> None:
         own = Database(self._database.url)
@@ -212,7 +172,7 @@ class Lease:
         own.close()
 
     def _insist(self, row: Row[Any] | None, epoch: int | None) -> None:
-        holder = _holder(row)
+        holder = None if row is None else _holder(row)
         mine = holder is not None and holder.instance == self._holder.instance and not holder.released
         if row is None or not mine or epoch not in {None, row.epoch}:
             now = f"epoch {row.epoch} is held by {holder.name}" if row and holder else "its row is gone"
@@ -228,21 +188,16 @@ class Lease:
 def read_epochs(connection: Connection, policy: str) -> dict[int, IssuedEpoch]:
     """Every epoch that was issued for a policy."""
     rows = connection.execute(select(training_epoch).where(training_epoch.c.policy == policy))
-    return {
-        row.epoch: IssuedEpoch(
-            row.epoch, msgspec.convert(row.holder, LeaseHolder), row.issued_at, row.holder.get("start")
-        )
-        for row in rows
-    }
+    issued = (IssuedEpoch(row.epoch, _holder(row), row.issued_at, row.holder.get("start")) for row in rows)
+    return {item.epoch: item for item in issued}
 
 
 def unheld_seconds(connection: Connection, policy: str) -> float | None:
     """Seconds since the last renewal by a trainer that no longer holds the lease; 0 while one holds it, None before the first."""
     row = _row(connection, policy)
-    holder = _holder(row)
-    if row is None or holder is None or row.epoch == 0:
+    if row is None or row.epoch == 0:
         return None
-    age = max(0.0, _now(connection) - row.renewed_at)
+    holder, age = _holder(row), max(0.0, _now(connection) - row.renewed_at)
     return 0.0 if age < holder.lifetime and not holder.released else age
 
 
@@ -250,8 +205,7 @@ _FREE: dict[str, Any] = msgspec.to_builtins(LeaseHolder(host="", pid=0, instance
 
 
 def _refuse_if_held(connection: Connection, policy: str, row: Row[Any] | None) -> None:
-    holder = _holder(row)
-    if row is None or holder is None or holder.released or is_dead(holder):
+    if row is None or (holder := _holder(row)).released or is_dead(holder):
         return
     # After the clock was set back, the last renewal lies in the future; a living holder renews within seconds.
     age = abs(_now(connection) - row.renewed_at)
@@ -285,8 +239,8 @@ def _row(connection: Connection, policy: str, **lock: bool) -> Row[Any] | None:
     return found
 
 
-def _holder(row: Row[Any] | None) -> LeaseHolder | None:
-    return None if row is None else msgspec.convert(row.holder, LeaseHolder)
+def _holder(row: Row[Any]) -> LeaseHolder:
+    return msgspec.convert(row.holder, LeaseHolder)
 
 
 def _now(connection: Connection) -> float:

@@ -1,14 +1,11 @@
-"""The process that holds a lease: distinguished from every other process that ever ran, and whether it has died.
-
-The system reuses process ids, so a holder also names the process's start time and the machine's boot. A process in another container or
-on another machine cannot be observed from here: its lease ends only by expiring.
-"""
+"""The process that holds a lease, unlike any other (id, start, boot), and whether it died; another machine cannot be observed."""
 
 from __future__ import annotations
 
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,9 +50,9 @@ def this_process() -> LeaseHolder:
     pid = os.getpid()
     return LeaseHolder(
         host=socket.gethostname(),
-        machine=_line(Path("/etc/machine-id")),
-        boot=_line(_PROC / "sys/kernel/random/boot_id"),
-        namespace=_namespace(),
+        machine=_told(Path("/etc/machine-id").read_text),
+        boot=_told((_PROC / "sys/kernel/random/boot_id").read_text),
+        namespace=_told((_PROC / "self/ns/pid").readlink),
         pid=pid,
         started=_started(pid) or 0.0,
         instance=uuid.uuid4().hex,
@@ -73,7 +70,6 @@ def is_dead(holder: LeaseHolder) -> bool:
 
 
 def _started(pid: int) -> float | None:
-    """Start time of a process; None if no process with this id runs."""
     if not (_PROC / "self" / "stat").exists():
         return _started_without_proc(pid)
     try:
@@ -92,15 +88,8 @@ def _started_without_proc(pid: int) -> float | None:
         return None
 
 
-def _namespace() -> str:
+def _told(read: Callable[[], object]) -> str:
     try:
-        return str((_PROC / "self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text().strip()
+        return str(read()).strip()
     except OSError:
         return ""

@@ -1,7 +1,4 @@
-"""Structured logs: one JSON object per line on standard output; readable text in a terminal.
-
-The code that knows a fact binds it to the line: process, request, key, version. Logs never contain prompts or answers.
-"""
+"""Structured logs: one JSON object per line on standard output, text in a terminal. They never contain prompts or answers."""
 
 from __future__ import annotations
 
@@ -39,6 +36,7 @@ def set_up_logs(process: str) -> None:
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if sys.stdout.isatty() else structlog.processors.JSONRenderer()
     )
+    level = logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -48,10 +46,6 @@ def set_up_logs(process: str) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_level()),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LossyFile(sys.stdout))),
     )
-
-
-def _level() -> int:
-    return logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)

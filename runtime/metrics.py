@@ -1,10 +1,8 @@
 """Every metric of every process: names, units and labels in one place, following Prometheus' conventions.
 
-A process sets only its own metrics; `runtime/operations.py` serves them. Labels have few values: never a key, a person or a
-completion. Versions are values of gauges, so that they create no new time series.
-
-Prometheus sees no increase in a counter whose first value is 1. So counters are there from the start, at 0, for every value of their
-labels that is known beforehand (`_born`); alarms about the others also look at series that are new.
+Labels have few values: never a key, a person or a completion. Prometheus sees no increase in a counter whose first value is 1. So
+counters are there from the start, at 0, for every value of their labels that is known beforehand (`_born`); alarms about the
+others also look at series that are new.
 """
 
 from __future__ import annotations
@@ -22,10 +20,11 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _GROUPS = ("episodes", "rewards", "training", "release")
 
 
-def _born(counter: Counter, *values: Sequence[str]) -> Counter:
-    """Begin a counter at 0 for every combination of its labels' values."""
-    for labels in product(*values):
-        counter.labels(*labels)
+def _born(name: str, documentation: str, **labels: Sequence[str]) -> Counter:
+    """A counter that begins at 0 for every combination of its labels' values."""
+    counter = Counter(name, documentation, list(labels))
+    for values in product(*labels.values()):
+        counter.labels(*values)
     return counter
 
 
@@ -33,16 +32,12 @@ def _born(counter: Counter, *values: Sequence[str]) -> Counter:
 LAST_STEP_NAME = "millrace_last_step_timestamp_seconds"
 LAST_STEP = Gauge(LAST_STEP_NAME, "When the main loop of this process last finished a step.")
 CLOCK = Gauge("millrace_clock_timestamp_seconds", "This process's clock, read at each scrape.")
-TROUBLE = Gauge(
-    "millrace_trouble", "1 while a part of the process fails again and again; its log has the reason.", ["name"]
-)
+TROUBLE = Gauge("millrace_trouble", "1 while a part fails again and again; the log has the reason.", ["name"])
 DISK_FREE_BYTES = Gauge("millrace_disk_free_bytes", "Free space where this process writes.", ["disk"])
 DISK_SIZE_BYTES = Gauge("millrace_disk_size_bytes", "Size of the disk where this process writes.", ["disk"])
 
 # The supervisor, `millrace up`.
-CHILD_ENDS = Counter(
-    "millrace_child_ends_total", "Times that a process ended unasked and was started again.", ["child"]
-)
+CHILD_ENDS = Counter("millrace_child_ends_total", "Times that a process ended and was started again.", ["child"])
 
 # Every HTTP service.
 REQUESTS = Counter("millrace_requests_total", "Requests answered.", ["service", "status"])
@@ -56,18 +51,10 @@ REQUESTS_IN_FLIGHT = Gauge("millrace_requests_in_flight", "Requests being answer
 
 # Inference.
 GENERATIONS = Counter("millrace_generations_total", "Choices that ended.", ["arm", "purpose", "finish_reason"])
-SAMPLED = Counter(
-    "millrace_generations_sampled_total",
-    "Users' logged answers: exploring (temperature 0.7 or more), sharper, or greedy.",
-    ["task", "how"],
-)
+SAMPLED = Counter("millrace_generations_sampled_total", "Users' answers: exploring, sharp, or greedy.", ["task", "how"])
 TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
-CACHED_TOKENS = Counter(
-    "millrace_cached_tokens_total", "Tokens of prompts that an engine had computed before, so that it did not again."
-)
-TURNS = Counter(
-    "millrace_session_turns_total", "Calls of sessions: extended, or why the prompt was rendered anew.", ["branch"]
-)
+CACHED_TOKENS = Counter("millrace_cached_tokens_total", "Tokens of prompts that an engine had computed before.")
+TURNS = Counter("millrace_session_turns_total", "Calls of sessions: extended, or why rendered anew.", ["branch"])
 NOT_LOGGED = Counter("millrace_generations_not_logged_total", "Answered, but lost for training: log and spool failed.")
 SPOOL_RECORDS = Gauge("millrace_spool_records", "Generations that wait on disk until the log is back.")
 SPOOL_BYTES = Gauge("millrace_spool_bytes", "Size of the spooled generations.")
@@ -78,57 +65,37 @@ SIGNALS = Counter("millrace_signals_total", "Items of feedback by result on arri
 
 # Workers on the log: episodes, rewards, training.
 RECORDS = Counter("millrace_records_total", "Records handled.", ["group", "topic"])
-BEHIND_SECONDS = Gauge(
-    "millrace_behind_seconds", "Age of the record handled last; 0 when no record is left.", ["group"]
-)
+BEHIND_SECONDS = Gauge("millrace_behind_seconds", "Age of the record handled last; 0 if none is left.", ["group"])
 STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
-TRANSACTION_SECONDS = Histogram(
-    "millrace_transaction_seconds",
-    "The write transaction of a batch, from its first statement on.",
-    ["group"],
-    buckets=_FAST,
-)
-LOST_PARTITIONS = _born(
-    Counter(
-        "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", ["group"]
-    ),
-    _GROUPS,
-)
-WAITS = _born(Counter("millrace_waits_total", "Times that the log or the database was away.", ["group"]), _GROUPS)
-DEAD_LETTERS = _born(Counter("millrace_dead_letters_total", "Records that could not be processed.", ["group"]), _GROUPS)
+TRANSACTION_SECONDS = Histogram("millrace_transaction_seconds", "A batch's transaction.", ["group"], buckets=_FAST)
+LOST_PARTITIONS = _born("millrace_lost_partitions_total", "Batches rolled back for another replica.", group=_GROUPS)
+WAITS = _born("millrace_waits_total", "Times that the log or the database was away.", group=_GROUPS)
+DEAD_LETTERS = _born("millrace_dead_letters_total", "Records that could not be processed.", group=_GROUPS)
 HALTED = Gauge("millrace_halted", "1 if the worker halted because too many records could not be processed.", ["group"])
-TICK_FAILURES = _born(
-    Counter("millrace_tick_failures_total", "Times that the passing of time could not be applied.", ["group"]), _GROUPS
-)
+TICK_FAILURES = _born("millrace_tick_failures_total", "Times that passing time could not be applied.", group=_GROUPS)
 
 # Every process that reads the weight store.
-WEIGHT_JUNK = Counter(
-    "millrace_weight_junk_total", "Times that an object in the weight store could not be read or verified.", ["code"]
-)
-WEIGHT_SNAPSHOT_EXPIRES = Gauge(
-    "millrace_weight_snapshot_expires_timestamp_seconds", "When the newest snapshot of the versions expires."
-)
+WEIGHT_JUNK = Counter("millrace_weight_junk_total", "Objects of the weight store that were not usable.", ["code"])
+WEIGHT_SNAPSHOT_EXPIRES = Gauge("millrace_weight_snapshot_expires_timestamp_seconds", "When the snapshot expires.")
 
 # Every process that makes ids, or relies on a log.
-CLOCK_OFFSET_SECONDS = Gauge(
-    "millrace_clock_offset_seconds", "This machine's clock minus the database's; 0 if they are one machine."
-)
+CLOCK_OFFSET_SECONDS = Gauge("millrace_clock_offset_seconds", "This clock minus the database's; 0 if it is the same.")
 LOG_LOST_RECORDS = Gauge("millrace_log_lost_records", "Records that the database relies on and the log lacks.")
 
 # Episodes.
 LEDGER_IGNORED = _born(
-    Counter(
-        "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database did not issue.", ["state"]
-    ),
-    get_args(State),
+    "millrace_ledger_ignored_total",
+    "Outcomes of a trainer's epoch that the database did not issue.",
+    state=get_args(State),
 )
 CURATED = Counter("millrace_curated_total", "Prompts by decision of the curation rules.", ["task", "decision"])
 
 # Rewards.
 SCORES = _born(
-    Counter("millrace_scores_total", "Experiences by status and owner of the fault.", ["status", "fault"]),
-    get_args(ScoreStatus),
-    get_args(Fault),
+    "millrace_scores_total",
+    "Experiences by status and owner of the fault.",
+    status=get_args(ScoreStatus),
+    fault=get_args(Fault),
 )
 REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
 JUDGE_CALLS = Counter("millrace_judge_calls_total", "Calls to a judge by result.", ["judge", "fate"])
@@ -142,9 +109,7 @@ JUDGE_DISAGREEMENT = Histogram(
     ["judge"],
     buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 1.0),
 )
-BEHAVIOUR_ALARMS = Gauge(
-    "millrace_behaviour_alarms", "Alarms of the last hour about what versions do.", ["task", "name"]
-)
+BEHAVIOUR_ALARMS = Gauge("millrace_behaviour_alarms", "Alarms of the last hour about behaviour.", ["task", "name"])
 NULL_SHARE = Gauge(
     "millrace_null_share",
     "Share of the newest version's samples that have no reward because of a fault that is not the model's: of all samples, or of a "
@@ -154,30 +119,21 @@ NULL_SHARE = Gauge(
 
 # Release: what its trains compare.
 TRAIN_ANSWERS = Counter("millrace_train_answers_total", "Users' answers that a train or the lift compares.", ["arm"])
-TRAIN_LEFT_OUT = Counter(
-    "millrace_train_left_out_total", "Users' answers of a compared arm that are no evidence, by reason.", ["reason"]
-)
+TRAIN_LEFT_OUT = Counter("millrace_train_left_out_total", "Users' compared answers that are no evidence.", ["reason"])
 
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
-TRAINING_SAMPLES = _born(
-    Counter("millrace_training_samples_total", "Samples by final state.", ["state"]), get_args(State)
-)
-TRAINING_CORRECTIONS = Counter(
-    "millrace_training_corrections_total", "Later revisions of trained samples, by result.", ["reason"]
-)
+TRAINING_SAMPLES = _born("millrace_training_samples_total", "Samples by final state.", state=get_args(State))
+TRAINING_CORRECTIONS = Counter("millrace_training_corrections_total", "Later revisions of trained samples.", ["reason"])
 TRAINING_STEP_ERRORS = Counter(
     "millrace_training_step_errors_total",
     "Samples that made their step fail, by class of the error or reason of the guard.",
     ["error"],
 )
 TRAINING_REPLAYS = _born(
-    Counter(
-        "millrace_training_replayed_steps_total",
-        "Steps of the journal that a restart took again: with the recorded result, or another.",
-        ["result"],
-    ),
-    ("same", "different"),
+    "millrace_training_replayed_steps_total",
+    "Steps of the journal that a restart took again: with the recorded result, or another.",
+    result=("same", "different"),
 )
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISH_FAILING = Gauge("millrace_publish_failing", "1 while the newest version cannot be written to the weight store.")
@@ -186,9 +142,7 @@ PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.
 # Engine.
 ENGINE_VERSION = Gauge("millrace_engine_version", "The version that an arm serves.", ["arm"])
 ENGINE_IN_FLIGHT = Gauge("millrace_engine_requests_in_flight", "Requests in an arm's batch.", ["arm"])
-ENGINE_OUT_OF_ROTATION = Gauge(
-    "millrace_engine_out_of_rotation", "1 while inference sends an engine replica no requests.", ["engine", "reason"]
-)
+ENGINE_OUT_OF_ROTATION = Gauge("millrace_engine_out_of_rotation", "1 while it gets no requests.", ["engine", "reason"])
 ENGINE_REQUESTS_MOVED = Counter(
     "millrace_engine_requests_moved_total", "Requests that an engine replica did not answer, by why.", ["reason"]
 )
@@ -198,26 +152,19 @@ SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused
 TRAIN_MOVES = Counter("millrace_train_moves_total", "Moves of the release train.", ["kind"])
 TRAIN_SHARE = Gauge("millrace_train_share", "Share of the users that an arm gets.", ["arm"])
 TRAIN_STOPPED = Gauge("millrace_train_stopped", "1 while no new evidence reaches the running train.")
-TRAIN_WITHOUT_SLOT = Gauge(
-    "millrace_train_without_slot",
-    "1 while versions that pass the gate wait because no engine has a canary slot any more.",
-)
+TRAIN_WITHOUT_SLOT = Gauge("millrace_train_without_slot", "1 while gated versions wait for a canary slot.")
 HOLD_ACTIVE = Gauge("millrace_hold_active", "1 while operators hold the arms.", ["kind"])
 HOLD_SECONDS = Gauge("millrace_hold_seconds", "How long operators have held the arms; 0 if they do not.")
 WEBHOOKS_WAITING = Gauge("millrace_webhooks_waiting", "Messages that a receiver has not accepted yet.")
-WEBHOOKS_OLDEST_SECONDS = Gauge(
-    "millrace_webhooks_oldest_seconds", "Age of the oldest message that waits for its receiver."
-)
+WEBHOOKS_OLDEST_SECONDS = Gauge("millrace_webhooks_oldest_seconds", "Age of the oldest message that waits.")
 WEBHOOK_TRIES = Counter("millrace_webhook_tries_total", "Messages sent to a receiver, by result.", ["fate"])
-VERDICTS = _born(Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"]), ("true", "false"))
+VERDICTS = _born("millrace_verdicts_total", "Candidates judged.", accepted=("true", "false"))
 NO_VERDICTS = Counter(
     "millrace_no_verdicts_total",
     "Attempts of the gate that an infrastructure fault ended without a verdict; the gate tries again.",
 )
 GATE_ANSWERS = Counter("millrace_gate_answers_total", "Answers to questions of the gate and of shadows.")
-CANDIDATE_AGE_SECONDS = Gauge(
-    "millrace_candidate_age_seconds", "How long the candidate has waited for its verdict; 0 if there is no candidate."
-)
+CANDIDATE_AGE_SECONDS = Gauge("millrace_candidate_age_seconds", "How long the candidate has waited; 0 without one.")
 LIVE_VERSION = Gauge("millrace_live_version", "The version that serves users.")
 TRAIN_STAGE = Gauge(
     "millrace_train_stage", "Stage of the release train: -1 in shadow, then from 0; NaN while the track is free."
@@ -228,9 +175,7 @@ TRAIN_FAILURES = Counter(
 )
 
 # Dashboard.
-LEDGER_UNEXPLAINED = Gauge(
-    "millrace_ledger_unexplained", "Must be 0: unexplained differences in the ledger, by kind.", ["kind"]
-)
+LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: unexplained differences.", ["kind"])
 LEDGER_LOOK_AGE = Gauge(
     "millrace_ledger_look_age_seconds",
     "Seconds since the ledger was last checked successfully; only the process that checks it reports this.",
@@ -241,12 +186,9 @@ LEDGER_SEAL_AGE = Gauge(
     "Seconds since an audit last balanced and was sealed; since the home was made if there was none.",
 )
 DASHBOARD_FAULTS = _born(
-    Counter(
-        "millrace_dashboard_faults_total",
-        "Things that the dashboard could not show: a record, or a whole refresh.",
-        ["what"],
-    ),
-    ("time", "flow", "look", "evidence"),
+    "millrace_dashboard_faults_total",
+    "Things that the dashboard could not show: a record, or a whole refresh.",
+    what=("time", "flow", "look", "evidence"),
 )
 TRAINER_MISSING_SECONDS = Gauge(
     "millrace_trainer_missing_seconds",

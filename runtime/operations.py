@@ -40,7 +40,7 @@ _OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
 
 
 class OperationsResponse(NamedTuple):
-    """Status, content type and body."""
+    """What a path is answered with."""
 
     status: int
     content_type: str
@@ -155,7 +155,6 @@ def trouble(name: str, reason: str | None) -> None:
 
 
 _troubles: dict[str, str] = {}
-"""Reasons why this process is not ready, by name; `/ready` reports them."""
 
 
 def _json(status: int, content: object) -> OperationsResponse:

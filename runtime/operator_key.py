@@ -23,11 +23,7 @@ def operator_file(home: Path) -> Path:
 
 
 def operator_key(home: Path) -> str:
-    """The key, which the database may not know.
-
-    Raises:
-        InvalidSettings: there is neither variable nor file, or the file cannot be read.
-    """
+    """The key, which the database may not know. Raises InvalidSettings: there is neither variable nor file."""
     if given := given_operator_key():
         return given
     path = operator_file(home)

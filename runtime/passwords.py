@@ -16,11 +16,7 @@ WELL_KNOWN = frozenset(
 
 
 def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Refuse to use a well-known password for a server on another machine.
-
-    Raises:
-        InvalidSettings: names the server, and what to do.
-    """
+    """Refuse a well-known password for a server on another machine. Raises InvalidSettings: names the server."""
     for server, host, password in _logins(settings, environment):
         if password in WELL_KNOWN and not is_loopback(host):
             raise InvalidSettings(
@@ -30,7 +26,6 @@ def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 def _logins(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Server, host and password of each server in the settings."""
     for server, url, default in (
         ("the database", settings.database_url, environment.get("PGPASSWORD", "")),
         ("Redis", settings.redis, secret_value(REDIS_PASSWORD, environment) or ""),

@@ -1,6 +1,4 @@
-"""The schema of the database and of this release: are they the same?
-
-In: the revision that the database names, and the migrations of this release. Out: nothing, or a refusal by name. Waits for: the database.
+"""The schema of the database and of this release: are they the same? Waits for: the database.
 
 A process of another release beside this one would read and write the same tables in another way. So every process compares at its
 start, and only `millrace init` and `millrace up` change a schema.
@@ -55,11 +53,7 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def require_same(connection: Connection) -> None:
-    """Refuse a database that a process of this release would misread.
-
-    Raises:
-        InvalidSettings: it has no tables, or its schema is that of another release; says which is older, and what to do.
-    """
+    """Refuse a database that a process of this release would misread. Raises InvalidSettings: says which is older, and what to do."""
     found = revision_of(connection)
     if found == newest():
         return

@@ -2,9 +2,8 @@
 
 In: keys. Out: rows of `ledger_seal` and `ledger_mark`, in the caller's transaction. Waits for: nothing.
 
-A seal has two sides. `millrace audit --seal` adds the generations that it found both in the log, before the partition's mark, and in
-the database. `drop_days` adds the rows that it takes out of the database, with their states. Sums of hashes do not depend on the order,
-and can be added and subtracted, so an audit needs neither those records nor those rows again:
+`millrace audit --seal` adds the generations that it found both in the log, before the partition's mark, and in the database.
+`drop_days` adds the rows that it takes out, with their states. So an audit needs neither those records nor those rows again:
 
     rows without a record + dropped = sealed + records without a row        for each day and partition
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date
 from typing import Any, NamedTuple
 
@@ -45,10 +44,6 @@ class KeySum(NamedTuple):
     def plus(self, other: KeySum) -> KeySum:
         """Both together."""
         return KeySum(self.num + other.num, (self.hash + other.hash) % _MODULUS)
-
-    def minus(self, other: KeySum) -> KeySum:
-        """Without the other."""
-        return KeySum(self.num - other.num, (self.hash - other.hash) % _MODULUS)
 
 
 class SealKey(NamedTuple):
@@ -92,17 +87,12 @@ def hour_of(key: str) -> int:
 
 def day_of(hour: int) -> str:
     """The day of an hour, as in `SealKey`."""
-    if hour == ELSEWHEN:
-        return ""
-    return date.fromordinal(date(1970, 1, 1).toordinal() + hour // _DAY_HOURS).isoformat()
+    return "" if hour == ELSEWHEN else date.fromordinal(date(1970, 1, 1).toordinal() + hour // _DAY_HOURS).isoformat()
 
 
-def sum_of(hashes: Iterable[int]) -> KeySum:
+def sum_of(hashes: Collection[int]) -> KeySum:
     """Add hashes up."""
-    num = total = 0
-    for item in hashes:
-        num, total = num + 1, total + item
-    return KeySum(num, total % _MODULUS)
+    return KeySum(len(hashes), sum(hashes) % _MODULUS)
 
 
 def pages(
@@ -119,7 +109,7 @@ def pages(
     while rows:
         yield from rows
         last = rows[-1]
-        rows = []
+        rows = []  # before the next page is there
         seen()
         rows = connection.execute(statement.where(*rows_after(last[0], last[1]))).all()
 
@@ -211,11 +201,8 @@ def add_dropped(
         held = seals.get(key, Seal())
         before = held.states if held.dropped_at is not None else {}
         counts = dict(Counter(before) + Counter(states.get(partition, {})))
-        write_seal(
-            connection,
-            key,
-            held._replace(states=counts, dropped=held.dropped.plus(dropped), dropped_at=now, closed_at=None),
-        )
+        seal = held._replace(states=counts, dropped=held.dropped.plus(dropped), dropped_at=now, closed_at=None)
+        write_seal(connection, key, seal)
 
 
 def forget_log(connection: Connection) -> None:

@@ -13,11 +13,7 @@ REDIS_PASSWORD = "MILLRACE_REDIS_PASSWORD"  # noqa: S105 as above
 
 
 def secret_value(name: str, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The value of the variable `name`, or the content of the file in `name`_FILE; None if neither is set.
-
-    Raises:
-        InvalidSettings: both are set, or the file cannot be read or is empty.
-    """
+    """The variable `name`, or the content of the file in `name`_FILE; None: neither is set. Raises InvalidSettings."""
     given, path = environment.get(name), environment.get(f"{name}_FILE")
     if given and path:
         raise InvalidSettings(f"{name} and {name}_FILE are both set: keep one of them")

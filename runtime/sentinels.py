@@ -29,11 +29,7 @@ def sentinels_of_home(home: Path) -> Path | None:
 
 
 def read_sentinels(path: Path | None, tasks: Mapping[str, Task]) -> SentinelFile:
-    """Read and check a sentinel file. `tasks`: those of the home, the first is the default.
-
-    Raises:
-        InvalidSettings: the file is missing, a line is not a sentinel, or its task is unknown or ungated; with file and line.
-    """
+    """Read and check a sentinel file. The first of `tasks` is the default. Raises InvalidSettings, with file and line."""
     if path is None:
         return SentinelFile((), "none", _ungated(tasks, ()))
     try:

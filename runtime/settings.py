@@ -34,7 +34,7 @@ from runtime.log.local import LocalLog
 from runtime.replicas import ReplicaLinks
 from runtime.replicas.in_process import local_links
 from runtime.replicas.on_disk import DiskSessionStore
-from runtime.settings_file import SETTINGS, expanded, is_given, settings_file
+from runtime.settings_file import FILE_NAME, SETTINGS, expanded, is_given, settings_file
 
 SectionType = TypeVar("SectionType", bound="Section")
 
@@ -180,11 +180,7 @@ class Settings(KafkaSettings, Section):
 
 
 def load_settings(home: Path) -> Settings:
-    """Read the section [millrace].
-
-    Raises:
-        InvalidSettings: the file is missing or has a mistake; the message names file and field.
-    """
+    """Read the section [millrace]. Raises InvalidSettings: names file and field."""
     return load_section(home, "millrace", Settings)
 
 
@@ -208,16 +204,12 @@ def read_home_settings(home: Path) -> dict[str, Any] | None:
 
 
 def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionType:
-    """Check values that a person wrote.
-
-    Raises:
-        InvalidSettings: names `where`, the field and the mistake.
-    """
+    """Check values that a person wrote. Raises InvalidSettings: names `where`, the field and the mistake."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        place = " ".join([where, *([".".join(str(part) for part in first["loc"])] if first["loc"] else [])])
+        place = " ".join(filter(None, (where, ".".join(map(str, first["loc"])))))
         raise InvalidSettings(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
@@ -234,20 +226,12 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 
 
 def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
-    """Write the settings file of a home and return its path.
-
-    Values in an existing file stay, unless `sections` sets that field.
-
-    Raises:
-        InvalidSettings: the existing file has a mistake; nothing was written.
-    """
-    path = settings.home / "millrace.toml"
-    held = read_settings(path) or {}
-    given = {
-        name: {**held.get(name, {}), **section.model_dump(exclude_unset=True)} for name, section in sections.items()
-    }
-    merged = {name: make_section(f"{path}: [{name}]", type(sections[name]), **given[name]) for name in sections}
-    written = {name: section.model_dump(mode="json") for name, section in merged.items()}
+    """Write the settings file of a home. Values in it stay, unless `sections` sets that field. Raises InvalidSettings."""
+    path = settings.home / FILE_NAME
+    held, written = read_settings(path) or {}, {}
+    for name, section in sections.items():
+        given = {**held.get(name, {}), **section.model_dump(exclude_unset=True)}
+        written[name] = make_section(f"{path}: [{name}]", type(section), **given).model_dump(mode="json")
     text = to_toml({**held, **written, "millrace": settings.model_dump(mode="json")})
     settings.home.mkdir(parents=True, exist_ok=True)
     # URLs may contain passwords.
@@ -260,11 +244,12 @@ def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """The text of a settings file, [millrace] first. Values that are None are left out."""
     ordered = sorted(sections, key=lambda name: name != "millrace")
-    return "\n\n".join("\n".join(_toml_section(name, sections[name])) for name in ordered) + "\n"
+    return "\n".join(_toml_section(name, sections[name]) for name in ordered)
 
 
-def _toml_section(name: str, values: Mapping[str, Any]) -> list[str]:
-    return [f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None)]
+def _toml_section(name: str, values: Mapping[str, Any]) -> str:
+    lines = (f"{key} = {_toml_value(value)}\n" for key, value in values.items() if value is not None)
+    return f"[{name}]\n{''.join(lines)}"
 
 
 def _toml_value(value: Any) -> str:

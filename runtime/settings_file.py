@@ -1,9 +1,7 @@
 """Where the settings of a home are: in the home itself, or in a read-only file that MILLRACE_SETTINGS names.
 
-<home>/millrace.toml     written by `millrace up` and `millrace init`; processes that share the home share it
-MILLRACE_SETTINGS        a file that somebody else writes, for processes that share no folder. Millrace never changes it, and makes no
-                         secret in a home of its own: it would be another one in each home. `${NAME}` in it is a variable of the
-                         environment: what differs between processes of one file, or is secret.
+Millrace never changes a given file, and makes no secret beside it: it would be another one in each home. `${NAME}` in it is a variable
+of the environment: what differs between processes of one file, or is secret.
 """
 
 from __future__ import annotations
@@ -34,11 +32,7 @@ def is_given() -> bool:
 
 
 def refuse_to_make(what: str, variable: str) -> None:
-    """A secret is missing. In a home that keeps its own settings the caller may make one.
-
-    Raises:
-        InvalidSettings: the settings are given, so the secret must be given too.
-    """
+    """A secret is missing, and the caller would make one. Raises InvalidSettings: the settings are given, so it must be given too."""
     if is_given():
         raise InvalidSettings(
             f"{variable} is not set: {what}. With {SETTINGS} nothing secret is made here, because other processes would not have it. "
@@ -47,11 +41,7 @@ def refuse_to_make(what: str, variable: str) -> None:
 
 
 def expanded(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The sections of a given file, with the variables that its texts name. In URLs they are percent-encoded.
-
-    Raises:
-        InvalidSettings: a variable is not set; names file, section, field and variable.
-    """
+    """The sections of a given file, with the variables that its texts name, encoded in URLs. Raises InvalidSettings: one is not set."""
     return {
         section: {field: _value(value, f"{path}: [{section}] {field}") for field, value in values.items()}
         if isinstance(values, Mapping)

@@ -1,13 +1,12 @@
 """Whose turn it is to write into an SQLite file: what keeps the product running goes before its data.
 
-SQLite's lock is asked for again and again, in no order. A worker that always has another batch can keep everybody else out. So whoever
+SQLite's lock is asked for again and again, in no order: a worker that always has another batch can keep everybody else out. So whoever
 writes leases, signs of life, engines, arms or sessions announces it beside the database; whoever writes data looks there first.
 
     announced()  holds a shared lock on <database>-turn until its transaction has begun
     give_way()   waits until nobody holds one, and goes on after `LONGEST_WAIT_SECONDS` all the same
 
-In: the path of the database. Out: nothing. Waits for: others that write, never longer than said. The kernel frees locks of a process
-that ends, however it ends. PostgreSQL locks rows and needs no turns.
+The kernel frees locks of a process that ends, however it ends. PostgreSQL locks rows and needs no turns.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, Protocol
+from typing import Generic
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, delete, select, update
@@ -35,7 +35,7 @@ from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
 from contracts.tables.statements import insert_new
 from contracts.topics import EPISODES
-from runtime.batch import BatchRecord, Item, culprits_of, items_of, prepare_batch
+from runtime.batch import BatchRecord, Handler, Item, items_of, prepare_batch
 from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
 from runtime.database import Database
 from runtime.log.answers import with_answers
@@ -70,44 +70,9 @@ _QUICK, _SHORT = 0.4, 0.8
 log = structlog.get_logger()
 
 
-class Handler(Protocol[Item]):
-    """The work of one process, inside a transaction. It never touches the log."""
-
-    @property
-    def name(self) -> str:
-        """Name of the process, which is also its consumer group."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Topics that it reads."""
-
-    @property
-    def batch_size(self) -> int:
-        """Most records in one batch."""
-
-    def read(self, record: LogRecord) -> Item:
-        """Decode a record. Raises InvalidRecord for a record that can never be read."""
-
-    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Do slow work that needs no transaction, so that no lock is held meanwhile. The items may be delivered again.
-
-        Returns one item for each, in the same order.
-        """
-
-    def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
-        """Apply each item once, in this order, in a few statements for the whole batch; returns the messages to send."""
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        """Apply the passing of time to these partitions; other replicas do the same for theirs.
-
-        `is_at_end`: the last poll returned every record that the log has.
-        """
-
-
-Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], tuple[list[Culprit], list[Message]]]
-"""Handles the records that it can; returns the others, and the messages to send."""
+Handled = tuple[list[Culprit], list[Message]]
+"""The records that could not be handled, and the messages to send."""
+Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], Handled]
 
 
 class Worker(Generic[Item]):
@@ -124,24 +89,12 @@ class Worker(Generic[Item]):
         follows: bool = False,
         done: Callable[[], None] = step_done,
     ) -> None:
-        """Join the consumer group of the handler.
+        """Join the consumer group of the handler. `clock`: UTC epoch seconds; `done`: called after each step of `run`.
 
-        Args:
-            handler: does the work.
-            database: has the positions.
-            event_log: has the records.
-            clock: UTC epoch seconds.
-            fault: fault points for crash tests.
-            follows: it may skip records. It begins at the end of the log, and goes there when the log lost its position.
-            done: called after each step of `run`.
+        `follows`: it may skip records. It begins at the end of the log, and goes there when the log lost its position.
         """
-        self._handler = handler
-        self._database = database
-        self._clock = clock
-        self._fault = fault
-        self._log = event_log
-        self._follows = follows
-        self._done = done
+        self._handler, self._database, self._clock, self._fault = handler, database, clock, fault
+        self._log, self._follows, self._done = event_log, follows, done
         self._positions: dict[tuple[str, int], int] = {}
         self._limit = handler.batch_size
         self._has_more = False
@@ -182,16 +135,14 @@ class Worker(Generic[Item]):
         self._consumer.close()
 
     def step(self, timeout: float = 0.0) -> int:
-        """One poll, one transaction, one relay; returns how many records were handled or buried.
-
-        Raises:
-            TooManyDeadLetters: a limit was passed; nothing of this step was committed.
-        """
+        """One poll, one transaction, one relay; how many records were handled. Raises TooManyDeadLetters: nothing was committed."""
         limit = min(self._limit, self._handler.batch_size)
         records = self._consumer.poll(timeout, limit)
         started = time.perf_counter()
         self._fault("worker: polled")
-        parts = prepare_batch(self._handler, self._with_answers(records))
+        # Episodes point to their answers.
+        whole = with_answers(self._log, self._database, records) if EPISODES in self._handler.topics else records
+        parts = prepare_batch(self._handler, whole)
         is_at_end = len(records) < limit
         try:
             self._limit = _next_limit(limit, len(records), self._apply(parts, self._handle, is_at_end=is_at_end))
@@ -207,12 +158,6 @@ class Worker(Generic[Item]):
         self._note(records, time.perf_counter() - started)
         return len(records)
 
-    def _with_answers(self, records: Sequence[LogRecord]) -> Sequence[LogRecord]:
-        """Episodes with the answers that they point to. No other topic is read for its answers here."""
-        if EPISODES not in self._handler.topics:
-            return records
-        return with_answers(self._log, self._database, records)
-
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> float:
         """Commit a batch: state, messages, dead letters and positions, in one transaction; returns the seconds that grow with the batch."""
         records = [part.record for part in parts]
@@ -220,7 +165,8 @@ class Worker(Generic[Item]):
             self._hold(connection, {record.partition for record in records})
             begun_at = time.perf_counter()
             failed, messages = handle(connection, [part for part in parts if part.culprit is None])
-            bury_all(connection, self._handler.name, culprits_of(parts) + failed, self._clock())
+            culprits = [part.culprit for part in parts if part.culprit is not None]
+            bury_all(connection, self._handler.name, culprits + failed, self._clock())
             handled_at = time.perf_counter()
             due = self._tick(connection, is_at_end=is_at_end)
             messages += due
@@ -232,15 +178,13 @@ class Worker(Generic[Item]):
         TRANSACTION_SECONDS.labels(self._handler.name).observe(time.perf_counter() - begun_at)
         return handled_at - begun_at
 
-    def _handle(
-        self, connection: Connection, parts: Sequence[BatchRecord[Item]]
-    ) -> tuple[list[Culprit], list[Message]]:
+    def _handle(self, connection: Connection, parts: Sequence[BatchRecord[Item]]) -> Handled:
         with blaming_records():
             return [], self._handler.handle(connection, items_of(parts))
 
     def _handle_apart(
         self, connection: Connection, parts: Sequence[BatchRecord[Item]], reason: BaseException
-    ) -> tuple[list[Culprit], list[Message]]:
+    ) -> Handled:
         """Handle the good records of a batch that failed. Each piece has a savepoint, so the batch still costs one commit."""
         culprits: list[Culprit] = []
         messages: list[Message] = []
@@ -310,13 +254,9 @@ class Worker(Generic[Item]):
         """
         if not partitions:
             return
-        columns = position.c
-        statement = (
-            select(columns.topic, columns.partition, columns.next_offset)
-            .where(columns.consumer_group == self._handler.name, columns.partition.in_(partitions))
-            .order_by(columns.topic, columns.partition)
-            .with_for_update()
-        )
+        held = position.c["topic", "partition", "next_offset"]
+        mine = (position.c.consumer_group == self._handler.name, position.c.partition.in_(partitions))
+        statement = select(*held).where(*mine).order_by(held.topic, held.partition).with_for_update()
         for topic, partition, next_offset in connection.execute(statement):
             if self._positions.get((topic, partition), next_offset) != next_offset:
                 raise StaleWrite(f"another worker moved {topic}/{partition}", topic=topic, partition=partition)
@@ -324,21 +264,15 @@ class Worker(Generic[Item]):
     def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> dict[tuple[str, int], int]:
         moved = {(record.topic, record.partition): record.offset + 1 for record in records}
         for place, next_offset in sorted(moved.items()):
-            statement = (
-                update(position)
-                .where(*self._is(*place), position.c.next_offset == self._positions[place])
-                .values(next_offset=next_offset)
-            )
+            stored = (*self._is(*place), position.c.next_offset == self._positions[place])
+            statement = update(position).where(*stored).values(next_offset=next_offset)
             if connection.execute(statement).rowcount != 1:
                 raise StaleWrite(f"another worker moved {place[0]}/{place[1]}", topic=place[0], partition=place[1])
         return moved
 
     def _is(self, topic: str, partition: int) -> tuple[ColumnElement[bool], ...]:
-        return (
-            position.c.consumer_group == self._handler.name,
-            position.c.topic == topic,
-            position.c.partition == partition,
-        )
+        columns = position.c
+        return columns.consumer_group == self._handler.name, columns.topic == topic, columns.partition == partition
 
 
 def _next_limit(limit: int, num: int, seconds: float) -> int:

@@ -23,11 +23,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Write `chunks` to `path`, atomically, with these permissions less the umask. One writer per path at a time.
-
-    Raises:
-        Unavailable: the disk is full; `path` is unchanged.
-    """
+    """Write `chunks` to `path`, atomically; one writer per path at a time. Raises Unavailable: disk full, `path` is unchanged."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with full_disk_named(path):
@@ -46,13 +42,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], mode: int = 
 
 
 def read_file(root: Path, path: str, start: int, most: int) -> bytes:
-    """At most `most` bytes from `start` on of the file at `path` below `root`.
-
-    Raises:
-        FileNotFoundError: nothing is there.
-        WeightsRefused: `not_a_file`: it is a link, a pipe, a device or a folder, or it is reached through a link.
-        Unavailable: it cannot be read.
-    """
+    """At most `most` bytes from `start` on of the file at `path` below `root`. Raises as `folder_below`."""
     with _opened_below(root, path) as file:
         file.seek(start)
         return file.read(most)
@@ -76,10 +66,7 @@ def too_long(path: str, most: int) -> WeightsRefused:
 def folder_below(root: Path, path: str) -> Iterator[int]:
     """A descriptor of the folder at `path` below `root`, "" for `root` itself. No link below `root` is followed.
 
-    Raises:
-        FileNotFoundError: nothing is there.
-        WeightsRefused: `not_a_file`: it is not a folder, or a link stands on the way to it.
-        Unavailable: it cannot be read.
+    Raises FileNotFoundError; WeightsRefused: `not_a_file`: it is of another kind, or reached through a link; Unavailable.
     """
     with _read_failures_named(root / path):
         folder = os.open(root, _FOLDER)
@@ -95,7 +82,6 @@ def folder_below(root: Path, path: str) -> Iterator[int]:
 
 @contextmanager
 def _opened_below(root: Path, path: str) -> Iterator[BinaryIO]:
-    """The regular file at `path` below `root`; raises as `read_file`."""
     folder, _, name = path.rpartition("/")
     with folder_below(root, folder) as parent, _read_failures_named(root / path):
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -135,11 +121,7 @@ def _clear(path: Path) -> None:
 
 
 def make_folder_durably(folder: Path) -> None:
-    """Create `folder` and its missing parents, each entry on disk before the next.
-
-    Raises:
-        Unavailable: the disk is full.
-    """
+    """Create `folder` and its missing parents, each entry on disk before the next. Raises Unavailable: the disk is full."""
     if not folder.is_dir():
         make_folder_durably(folder.parent)
         with full_disk_named(folder):
@@ -149,11 +131,7 @@ def make_folder_durably(folder: Path) -> None:
 
 
 def make_folders_below(root: Path, path: str) -> Path:
-    """Create the folder at `path` below `root`. Other things in the place of a folder are moved aside, except in the first place.
-
-    Raises:
-        Unavailable: the disk is full, it cannot be written, or the first part of `path` is a link or not a folder.
-    """
+    """Create the folder at `path` below `root`; other things in its place are moved aside, except in the first. Raises Unavailable."""
     place = root
     first, *_ = parts = path.split("/")
     try:

@@ -3,10 +3,8 @@
 In: versions that were published, pointers that were moved, a timer of one hour. Out: one row of the database, then its copy
 beside the versions. Waits for: the database and the store.
 
-The row is the truth. It moves by compare-and-set of its sequence number, and the copy in the store is corrected whenever it
-differs. So an attacker who can write to the store can neither add to the list nor roll it back. Training issues a snapshot at
-each publication and once an hour. While training is down, release does if it has the key; else run `millrace keys renew`, by
-hand or from cron.
+The row is the truth: it moves by compare-and-set of its sequence number, and the copy in the store is corrected whenever it
+differs. So an attacker who can write to the store can neither add to the list nor roll it back.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ SnapshotRow = tuple[int, bytes]
 
 
 class SnapshotRows(Protocol):
-    """The row of one policy that decides which snapshot is the newest; `runtime.snapshot_rows` has it in the database."""
+    """The row of one policy that decides which snapshot is the newest; `runtime.weight_store` has it in the database."""
 
     def newest(self) -> SnapshotRow | None:
         """The row; None: no snapshot was issued yet. Raises Unavailable."""
@@ -50,14 +48,7 @@ class SnapshotRows(Protocol):
 class Issuer:
     """Issues the snapshots of one policy.
 
-    Args:
-        rows: which snapshot is the newest.
-        store: for the copy; it must accept versions that are not listed yet.
-        policy, run: whose versions.
-        signer: signs the snapshots.
-        keyring: whose snapshots in the store are trusted, if one is newer than the row.
-        clock: UTC epoch seconds.
-        accepted: called with every snapshot that is issued.
+    `store` must accept versions that are not listed yet. `keyring`: whose snapshots it trusts. `accepted`: called with each new snapshot.
     """
 
     def __init__(
@@ -72,14 +63,8 @@ class Issuer:
         clock: Callable[[], float] = time.time,
         accepted: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        self._rows = rows
-        self._store = store
-        self._policy = policy
-        self._run = run
-        self._signer = signer
-        self._keyring = keyring
-        self._clock = clock
-        self._accepted = accepted
+        self._rows, self._store, self._policy, self._run = rows, store, policy, run
+        self._signer, self._keyring, self._clock, self._accepted = signer, keyring, clock, accepted
         self._last: Snapshot | None = None
 
     @property
@@ -95,16 +80,13 @@ class Issuer:
     def issue(self, versions: Collection[int] = (), pointers: Mapping[str, int] | None = None) -> Snapshot:
         """Issue a new snapshot that adds all edges of these versions and these pointer epochs. The first one lists everything.
 
-        Raises:
-            StaleWrite: other processes keep issuing snapshots at the same time.
-            InvalidSettings: the snapshot in the database is of another run.
-            NotFound, WeightsRefused: a version to add cannot be read.
-            Unavailable: the store or the database is away; safe to try again.
-            LeaseLost: see `SnapshotRows.replace`.
+        Raises StaleWrite: others keep issuing; InvalidSettings: the snapshot in the database is of another run; NotFound, WeightsRefused: a
+        version cannot be read; Unavailable: try again; LeaseLost.
         """
         for _ in range(_ATTEMPTS):
             row, before = self._newest()
-            added = {version: self._entry(version, before) for version in self._to_add(versions, before)}
+            wanted = {*versions, *(self._store.versions(self._policy) if before is None else ())}
+            added = {version: self._entry(version, before) for version in sorted(wanted)}
             snapshot = next_snapshot(
                 before,
                 policy=self._policy,
@@ -116,34 +98,19 @@ class Issuer:
             )
             text = sign_snapshot(snapshot, self._signer)
             if self._rows.replace(row, (snapshot.sequence, text)):
-                self._show((snapshot.sequence, text))
-                self._noted(snapshot)
+                self._show((snapshot.sequence, text), snapshot)
                 return snapshot
         raise StaleWrite(f"other processes issue snapshots of {self._policy!r} at this moment; it is safe to try again")
 
     def renew(self, after: float = RENEW_SECONDS) -> bool:
-        """Issue a snapshot if the last is older than `after` seconds, has another key, or does not exist; True: one was issued.
-
-        Raises: as `issue`.
-        """
+        """Issue a snapshot if the last is older than `after` seconds, has another key, or does not exist; whether one was issued."""
         row, before = self._newest()
         is_fresh = before is not None and 0 <= self._clock() - before.issued_at < after
         if before is not None and row is not None and is_fresh and before.key == self._signer.key_id:
-            self._show(row)
-            self._noted(before)
+            self._show(row, before)
             return False
         self.issue()
         return True
-
-    def _noted(self, snapshot: Snapshot) -> None:
-        self._last = snapshot
-        self._accepted(snapshot)
-
-    def _to_add(self, versions: Collection[int], before: Snapshot | None) -> list[int]:
-        wanted = set(versions)
-        if before is None:
-            wanted |= set(self._store.versions(self._policy))
-        return sorted(wanted)
 
     def _entry(self, version: int, before: Snapshot | None) -> ListedVersion:
         entry = list_version(self._store.edges(self._policy, version))
@@ -172,8 +139,8 @@ class Issuer:
             )
         return row, newest
 
-    def _show(self, row: SnapshotRow) -> None:
-        """Copy the row to the store, and a newer row if there is one by then."""
+    def _show(self, row: SnapshotRow, snapshot: Snapshot) -> None:
+        """Copy the row of a snapshot to the store, and a newer row if there is one by then."""
         path = snapshot_path(self._policy)
         for _ in range(_ATTEMPTS):
             try:
@@ -184,5 +151,7 @@ class Issuer:
                 self._store.write_small(path, row[1])
             newest = self._rows.newest()
             if newest is None or newest[0] == row[0]:
-                return
+                break
             row = newest
+        self._last = snapshot
+        self._accepted(snapshot)

@@ -12,15 +12,7 @@ import msgspec
 import numpy as np
 
 from contracts.errors import NotFound, WeightsRefused
-from weights.tensors import (
-    ELEMENT_BYTES,
-    INDEX_FILE,
-    SINGLE_FILE,
-    Tensor,
-    Tensors,
-    join_shards,
-    shards_of,
-)
+from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, read_folder
 
 _LENGTH_BYTES = 8
 
@@ -34,11 +26,7 @@ class _View(msgspec.Struct):
 def map_safetensors(path: Path, *, writable: bool = False, private: bool = False) -> Tensors:
     """The tensors of one file as views of it; if `writable`, writes to them go to the file; if `private`, to this process only.
 
-    Tensors outside the file are refused. The caller checks the content, by its root.
-
-    Raises:
-        NotFound: there is no such file.
-        WeightsRefused: `truncated`, or `not_safetensors`.
+    The caller checks the content, by its root. Raises NotFound; WeightsRefused: `truncated`, or `not_safetensors`.
     """
     try:
         with path.open("r+b" if writable else "rb") as file:
@@ -57,18 +45,8 @@ def map_safetensors(path: Path, *, writable: bool = False, private: bool = False
 
 
 def map_checkpoint(folder: Path) -> Tensors:
-    """The tensors of a checkpoint's folder, in one file or in shards, without reading their bytes.
-
-    Raises:
-        NotFound: there are no weights in the folder.
-        WeightsRefused: `truncated`, `not_safetensors`, `duplicate_tensor` or `unknown_dtype`.
-    """
-    if (folder / SINGLE_FILE).is_file():
-        return map_file(folder / SINGLE_FILE)
-    if not (folder / INDEX_FILE).is_file():
-        raise NotFound(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(folder))
-    shards, names = shards_of(folder / INDEX_FILE)
-    return join_shards(folder / INDEX_FILE, names, ((shard, map_file(shard)) for shard in shards))
+    """The tensors of a checkpoint's folder, without reading their bytes. Raises as `read_safetensors`; WeightsRefused: `unknown_dtype`."""
+    return read_folder(folder, map_file)
 
 
 def map_file(path: Path) -> Tensors:

@@ -7,6 +7,8 @@ becomes an anchor.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from contracts.errors import InvalidValue, WeightsRefused
@@ -41,20 +43,15 @@ def publish_version(
 ) -> Manifest:
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
 
-    The chunks are stored under `epoch`, the epoch of the trainer that publishes; 0: without an epoch.
-
-    The version is also published in full if it has no parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions
-    back. Without `base` the parent is loaded from the store.
+    The chunks are stored under `epoch`, that of the trainer; 0: without an epoch. The version is also published in full if it has no
+    parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions back. Without `base` the parent is loaded from the store.
 
     `history` is the history after the parent. It is advanced past this version, in place, once the version is durable. It is
-    reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history
-    and could not follow. `parent_root` is the parent's root, if the caller knows it: the version can then be published, in
-    full too, even if the parent's manifest cannot be read any more.
+    reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history and could
+    not follow. `parent_root` is the parent's root, if the caller knows it: its manifest may then be unreadable.
 
-    Raises:
-        WeightsRefused: `wrong_base`, the base is not what was published as the parent.
-        InvalidValue: the parent is not earlier.
-        Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.
+    Raises WeightsRefused: `wrong_base`, the base is not what was published as the parent. InvalidValue: the parent is
+    not earlier. Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.
     """
     about = Manifest(
         policy=policy,
@@ -98,18 +95,12 @@ def publish_fold(
     epoch: int | None = None,
     signer: Signer | None = None,
 ) -> Manifest:
-    """Publish one edge from `base_version` to `version`, which exists; returns the stored edge.
+    """Publish one edge from `base_version` to `version`, which exists; returns the stored edge. `epoch` None: that of the version.
 
-    `epoch` is the epoch of the trainer that publishes it; None: the epoch of the version.
-    `history` is the history after `base_version`, if the replicas that will take the fold have it; it is only read. After
-    the fold they have no history, unless `version` is an anchor. So fold to the newest version, before the next one is
-    published: `publish_version` then begins a new history.
-
-    Raises:
-        InvalidValue: the base is not earlier, or is the parent: then the step is enough.
-        WeightsRefused: `wrong_base`, the base is not what was published as `base_version`.
-        Conflict: `target` is not what was published as `version`.
-        NotFound, Unavailable: see `WeightStore`.
+    `history` is the history after `base_version`, if the replicas that will take the fold have it; it is only read. After it they have
+    none, unless `version` is an anchor. So fold to the newest version before the next is published, which then begins a new history.
+    Raises InvalidValue: the base is not earlier, or is the parent; WeightsRefused: `wrong_base`; Conflict: `target` is not what was
+    published as `version`; NotFound, Unavailable.
     """
     primary = store.manifest(policy, version)
     if base_version == primary.parent:
@@ -186,12 +177,9 @@ def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Sign
 
 def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
     """The root of the base, checked; `known`: the expected root if the manifest of the version cannot be read any more."""
-    root = root_of(base)
-    published: str | None
-    try:
+    root, published = root_of(base), known
+    with suppress(WeightsRefused):
         published = store.manifest(policy, version).target_root
-    except WeightsRefused:
-        published = known
     if root != published:
         raise WeightsRefused("wrong_base", f"the base given is not what was published as version {version}")
     return root
@@ -210,7 +198,6 @@ def _usable(store: WeightStore, policy: str, parent: int, history: History | Non
 
 
 def _versions_since_full(store: WeightStore, policy: str, version: int) -> int:
-    """Versions since the last full copy of a lineage, at most `ANCHOR_EVERY`."""
     at: int | None = version
     for distance in range(ANCHOR_EVERY):
         if at is None:

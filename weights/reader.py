@@ -1,7 +1,4 @@
-"""Reads versions. In: edges and chunks. Out: verified tensors, or verified changes of tensors.
-
-A subclass fetches objects and chunks; the rest is here. An edge that cannot be read or is not trusted is skipped and reported.
-"""
+"""Reads versions: verified tensors, or changes of them, from edges and chunks that a subclass fetches. Refused edges are reported."""
 
 from __future__ import annotations
 
@@ -16,14 +13,15 @@ from typing import NamedTuple, TypeVar
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
 from weights.codec.delta import Staged, apply_staged, stage
 from weights.codec.history import History, Moves
-from weights.tensors import Tensor, Tensors, root_of
+from weights.tensors import Tensor, Tensors
 from weights.versions.layout import (
     EDGE,
     PRIMARIES,
     Verifier,
-    check_agreement,
     check_chunk,
+    disagreement,
     edge_name,
+    edge_path,
     is_primary,
     no_version,
     read_edge,
@@ -49,31 +47,20 @@ class Hop(NamedTuple):
 
 
 class WeightReader(ABC):
-    """Published versions of policies, to read.
+    """Published versions of policies, to read, from whom `keyring` accepts: everybody's, if None.
 
-    Args:
-        keyring: whose versions are accepted; None: everybody's. `Snapshots` accepts only versions in the newest snapshot.
-        connections: objects that are worth asking for at the same time.
-
-    Attributes:
-        on_junk: called for every object that cannot be read or is not trusted, with its path below the root and the reason.
+    `connections`: objects asked for at the same time. `on_junk` is called with the path of each object that is refused, and the reason.
     """
 
     def __init__(self, keyring: Verifier | None = None, connections: int = 1) -> None:
-        self._connections = connections
-        self._keyring = keyring
+        self._connections, self._keyring = connections, keyring
         self._snapshots = keyring if isinstance(keyring, Snapshots) else None
         self._believed: set[tuple[str, int]] = set()
         self.on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None
 
     @abstractmethod
     def read_small(self, path: str, most: int) -> bytes | None:
-        """A whole object of at most `most` bytes, by its path below the root; None: it does not exist.
-
-        Raises:
-            WeightsRefused: `not_a_file` or `too_long`: it is not read.
-            Unavailable: the store is away.
-        """
+        """A whole object of at most `most` bytes; None: there is none. Raises WeightsRefused: `not_a_file`, `too_long`; Unavailable."""
 
     @abstractmethod
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
@@ -95,12 +82,7 @@ class WeightReader(ABC):
         return [version for version in self._numbers(policy) if self._is_believed(policy, version)]
 
     def manifest(self, policy: str, version: int) -> Manifest:
-        """The primary edge of a version. If it cannot be read, another edge: all edges agree about the version.
-
-        Raises:
-            NotFound: there is no such version; the message lists the versions.
-            WeightsRefused: the manifest is damaged, misplaced, of another schema, or not trusted.
-        """
+        """The primary edge of a version, else another: all agree. Raises NotFound, naming the versions there are; WeightsRefused."""
         self.renew(policy, version)
         if (found := self._primary(policy, version)) is not None:
             return found
@@ -124,36 +106,29 @@ class WeightReader(ABC):
         return edges
 
     def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
-        """The trusted edges of a version, the primary one first, and why others are refused; both empty for an unknown version.
-
-        Raises:
-            Unavailable: the store is away.
-        """
+        """The trusted edges of a version, the primary one first, and why others are refused; empty: unknown. Raises Unavailable."""
         self.renew(policy, version)
         listed = self._listed(policy)
         names = self._names(policy, version) if listed is None else self._listed_names(listed.get(version))
         # In this order `step` comes before `full`, which is primary only without it.
-        found = self._readable(policy, version, sorted(names, reverse=True))
+        found = list(self._each(lambda name: self._edge(policy, version, name), sorted(names, reverse=True)))
         edges = [edge for edge in found if isinstance(edge, Manifest)]
         refused = [reason for reason in found if isinstance(reason, WeightsRefused)]
         primary = next((edge for edge in edges if is_primary(edge)), edges[0] if edges else None)
         agreed = [primary] if primary else []
         for edge in (edge for edge in edges if edge is not primary):
-            try:
-                check_agreement(agreed[0], edge)
+            if (error := disagreement(agreed[0], edge)) is None:
                 agreed.append(edge)
-            except WeightsRefused as error:
-                self.on_junk(f"{version_folder(policy, version)}/{edge_name(edge)}", error)
+            else:
+                self.on_junk(edge_path(edge), error)
                 refused.append(error)
         return agreed, refused
 
     def renew(self, policy: str, version: int | None = None, *, must: bool = False) -> None:
         """Look for a newer snapshot if it is time, if the current one does not list `version`, or if `must`.
 
-        A snapshot that is refused is reported, and the current one stays valid. If the store is away, the current one is enough.
-
-        Raises:
-            Unavailable: the store is away, and there is no current snapshot.
+        A snapshot that is refused is reported, and the current one stays valid. If the store is away, the current one is
+        enough. Raises Unavailable: the store is away, and there is no current snapshot.
         """
         path = snapshot_path(policy)
         if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
@@ -171,12 +146,7 @@ class WeightReader(ABC):
         return read_edge(text, policy, version, edge_name(parse_manifest(text)), self._keyring)
 
     def payload(self, manifest: Manifest) -> bytes:
-        """The payload of an edge, each chunk verified.
-
-        Raises:
-            NotFound: a chunk was removed.
-            WeightsRefused: `payload_size` or `payload_hash`, naming the chunk.
-        """
+        """The payload of an edge, each chunk verified. Raises NotFound: one is gone; WeightsRefused: `payload_size`, `payload_hash`."""
         joined = io.BytesIO()  # unlike a list of chunks it needs no second copy at the end
         for chunk, content in zip(manifest.chunks, self._contents(manifest), strict=True):
             check_chunk(chunk, content)
@@ -189,29 +159,15 @@ class WeightReader(ABC):
 
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The tensors of a version, and the history that its next step may be coded with. Raises as `stage_onto`."""
-        traveller = self._follow(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
-        return traveller.own(), traveller.history
 
-    def load_state_onto(
-        self,
-        policy: str,
-        version: int,
-        base_version: int,
-        base: Mapping[str, Tensor],
-        history: History | None = None,
-    ) -> tuple[Tensors, History]:
-        """As `load_state`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
+        def follow(way: list[Manifest]) -> _Traveller:
+            traveller = _Traveller({})
+            for manifest in way:
+                traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
+            return traveller
 
-        Raises:
-            WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
-        """
-        held = _held(base_version, history)
-        traveller = self._follow(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
-        if version == base_version and (root := root_of(traveller.own())) != self.manifest(policy, version).target_root:
-            raise WeightsRefused(
-                "wrong_base", f"the weights given as version {version} add up to {root}: load it in full"
-            )
-        return traveller.own(), traveller.history
+        arrived = self._follow(policy, version, {}, follow)
+        return arrived.own(), arrived.history
 
     def stage_onto(
         self,
@@ -230,9 +186,8 @@ class WeightReader(ABC):
         are only read; intermediate tensors are made only if there is more than one hop. `base_root` is the root of `base`,
         if the caller has verified exactly these bits; None: it is computed. `payload` fetches payloads; None: this reader does.
 
-        Raises:
-            NotFound: no such version, or its bytes were removed.
-            WeightsRefused: see `route`, `payload` and `codec.delta.stage`; nothing was changed.
+        Raises NotFound: no such version, or its bytes were removed. WeightsRefused: see `route`, `payload` and
+        `codec.delta.stage`; nothing was changed.
         """
 
         def follow(way: list[Manifest]) -> list[Hop]:
@@ -243,19 +198,13 @@ class WeightReader(ABC):
                     traveller.move(hops[-1], is_kept=True)
             return hops
 
-        return self._follow(policy, version, _held(base_version, history), follow)
-
-    def _arrived(self, way: list[Manifest], traveller: _Traveller) -> _Traveller:
-        for manifest in way:
-            traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
-        return traveller
+        held = {base_version: None if history is None else history.digest}
+        return self._follow(policy, version, held, follow)
 
     def _follow(self, policy: str, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
         return follow_route(cache(partial(self.edges, policy)), version, held, follow)
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
-        """The chunks of a payload in order, not verified yet."""
-
         def whole(chunk: Chunk) -> bytes:
             content = b""
             while len(content) < chunk.num_bytes and (more := self.chunk(manifest.policy, chunk, len(content))):
@@ -299,12 +248,8 @@ class WeightReader(ABC):
     def _listed_names(self, entry: ListedVersion | None) -> list[str]:
         return [] if entry is None else [name for name in entry.edges if EDGE.fullmatch(name)]
 
-    def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
-        """These edges, or why they cannot be used; files that do not exist are left out."""
-        found = self._each(lambda name: self._edge(policy, version, name), names)
-        return [edge for edge in found if edge is not None]
-
     def _edge(self, policy: str, version: int, name: str) -> Manifest | WeightsRefused | None:
+        """An edge, or why it cannot be used; None: there is no such file."""
         path = f"{version_folder(policy, version)}/{name}"
         try:
             text = self.read_small(path, MOST_MANIFEST_BYTES)
@@ -315,10 +260,7 @@ class WeightReader(ABC):
 
 
 def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Moves]) -> None:
-    """Advance the history of the base, in place, past an edge that was applied to it. Empty: the new history is not known.
-
-    `moves` are the moves of the edge, from `codec.delta.Staged` or `codec.delta.Encoded`.
-    """
+    """Advance the history of the base, in place, past an edge that was applied, by its `moves`. Empty: the new history is unknown."""
     if manifest.history == NO_HISTORY:
         history.reset()
     if history.next_digest(manifest.target_root) == manifest.history_after:
@@ -373,7 +315,3 @@ class _Traveller:
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in tensors.items()}
-
-
-def _held(version: int, history: History | None) -> HeldHistories:
-    return {version: None if history is None else history.digest}

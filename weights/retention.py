@@ -1,8 +1,7 @@
 """Finds chunks that a store may delete. In: the versions that are needed. Out: chunks that no route to or from these uses.
 
-`plan_pruning` only reads. The process that may delete then acts on the `PruningPlan`, with `WeightStore.remove_chunks`.
-Manifests stay: they are small, and they record the lineage. A publisher may run meanwhile. While the manifests of some version
-cannot be read, only chunks that other manifests name are removed.
+`plan_pruning` only reads; `WeightStore.remove_chunks` acts. Manifests stay: they record the lineage. A publisher may run
+meanwhile. While the manifests of some version cannot be read, only chunks that other manifests name are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class PruningPlan(NamedTuple):
     before: float
     """The argument of `WeightStore.remove_chunks`."""
     stored: Collection[str]
-    """Every chunk in the store."""
 
 
 def plan_pruning(
@@ -44,7 +42,6 @@ def plan_pruning(
     now: float,
     loadable: Iterable[int] = (),
     keep_anchors: int = 2,
-    older_than: float = YOUNGEST_SECONDS,
     gone: Collection[str] = (),
     gone_versions: Collection[int] = (),
 ) -> PruningPlan:
@@ -54,28 +51,14 @@ def plan_pruning(
     loaded from nothing, and a replica that has it still reaches every later kept version without a full copy, if it could
     before. So an old version that stays needed keeps a route up from there.
 
-    Args:
-        store: the versions.
-        policy: whose versions.
-        needed: versions that an arm or a replica has or may be sent to, or that the trainer may return to.
-        now: UTC epoch seconds.
-        loadable: versions that must stay loadable from nothing although no replica has them, such as the base.
-        keep_anchors: full copies for new replicas, at least 1.
-        older_than: seconds, at least `YOUNGEST_SECONDS`; younger chunks stay.
-        gone: chunks that may disappear at any moment: no route uses them.
-        gone_versions: versions that are known to be unloadable, and are skipped.
+    `needed`: versions that an arm or a replica has or may be sent to, or that the trainer may return to. `loadable`: those that must stay
+    loadable from nothing although no replica has them, such as the base. `gone`: chunks that
+    may disappear at any moment: no route uses them. `gone_versions`: known to be unloadable, and skipped. `now`: UTC epoch seconds.
 
-    Raises:
-        InvalidValue: `keep_anchors` or `older_than` is too small.
-        NotFound: a needed version does not exist.
-        Unavailable: the store is away.
+    Raises InvalidValue: `keep_anchors` is not positive; NotFound: a needed version does not exist; Unavailable.
     """
-    if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
-        raise InvalidValue(
-            f"keep at least 1 anchor and {YOUNGEST_SECONDS:.0f} seconds, not {keep_anchors} and {older_than}: new replicas "
-            "and publishers rely on it",
-            param="keep_anchors" if keep_anchors < 1 else "older_than",
-        )
+    if keep_anchors < 1:
+        raise InvalidValue(f"keep at least 1 anchor, not {keep_anchors}: new replicas rely on it", param="keep_anchors")
     wanted, extra = sorted(set(needed)), sorted(set(loadable))
     # Chunks before manifests: chunks that a publisher adds in between are not in this list, so they stay.
     stored = store.chunks(policy)
@@ -103,7 +86,7 @@ def plan_pruning(
     named = {name for version in versions if version not in gone_versions for name in _chunks(edges_of(version))}
     if unreadable:  # an unreadable manifest may name them, and may be restored
         used |= there - named
-    before = now - older_than
+    before = now - YOUNGEST_SECONDS
     unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
     reached = {edge.version for edge in kept}
 

@@ -1,12 +1,9 @@
-"""The content of a version: named tensors as bit patterns.
-
-A tensor here is its bytes. No float is ever computed, so NaN payloads and negative zeros are preserved.
-"""
+"""The content of a version: named tensors as bit patterns. No float is computed, so NaN payloads and negative zeros stay."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,25 +76,40 @@ def words_of(tensor: Tensor) -> npt.NDArray[Any]:
 def read_safetensors(path: Path) -> Tensors:
     """Tensors of one file, or of a folder with `model.safetensors` or an index and its shards.
 
-    Raises:
-        NotFound: there is no such file, or no weights in the folder.
-        WeightsRefused: `truncated` (bytes or shards are missing), `duplicate_tensor` or `not_safetensors`.
+    Raises NotFound; WeightsRefused: `truncated` (bytes or shards are missing), `duplicate_tensor` or `not_safetensors`.
     """
-    if not path.is_dir():
-        return _read_file(path)
-    if (path / SINGLE_FILE).is_file():
-        return _read_file(path / SINGLE_FILE)
-    if (path / INDEX_FILE).is_file():
-        return _read_shards(path / INDEX_FILE)
-    raise NotFound(f"{path} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(path))
+    return read_folder(path, _read_file) if path.is_dir() else _read_file(path)
+
+
+def read_folder(folder: Path, read: Callable[[Path], Tensors]) -> Tensors:
+    """The tensors of a checkpoint's folder, in one file or in shards, each of them by `read`. Raises as `read_safetensors`."""
+    index = folder / INDEX_FILE
+    if (folder / SINGLE_FILE).is_file():
+        return read(folder / SINGLE_FILE)
+    if not index.is_file():
+        raise NotFound(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(folder))
+    try:
+        shard_of = msgspec.json.decode(read_small(index), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WeightsRefused("not_safetensors", f"{index} is not an index of shards: {error}") from error
+    tensors: Tensors = {}
+    for shard in sorted(set(shard_of.values())):
+        if Path(shard).name != shard or not (folder / shard).is_file():
+            raise WeightsRefused("truncated", f"{index} names {shard!r}, which is not beside it: fetch it again")
+    for shard in sorted(set(shard_of.values())):
+        part = read(folder / shard)
+        if twice := sorted(part.keys() & tensors.keys()):
+            raise WeightsRefused(
+                "duplicate_tensor", f"{folder / shard} holds {twice[0]!r}, as another shard does: fetch it again"
+            )
+        tensors |= part
+    if missing := sorted(shard_of.keys() - tensors.keys()):
+        raise WeightsRefused("truncated", f"the shards of {index} lack {len(missing)} tensors, first {missing[0]!r}")
+    return tensors
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
-    """Write one file durably; transformers and torch can load it.
-
-    Raises:
-        Unavailable: the disk is full; an earlier file at `path` is unchanged.
-    """
+    """Write one file durably, for transformers and torch too. Raises Unavailable: the disk is full; an earlier file stays."""
     # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
     ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -108,46 +120,6 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     write_durably(path, [len(text).to_bytes(8, "little"), text, *(tensor.data.data for _, tensor in ordered)])
-
-
-def shards_of(index: Path) -> tuple[list[Path], set[str]]:
-    """The shards that an index names, and the tensors that they hold together.
-
-    Raises:
-        WeightsRefused: `not_safetensors`, or `truncated`: a shard is missing.
-    """
-    try:
-        shard_of = msgspec.json.decode(read_small(index), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise WeightsRefused("not_safetensors", f"{index} is not an index of shards: {error}") from error
-    shards = sorted(set(shard_of.values()))
-    for shard in shards:
-        if Path(shard).name != shard or not (index.parent / shard).is_file():
-            raise WeightsRefused("truncated", f"{index} names {shard!r}, which is not beside it: fetch it again")
-    return [index.parent / shard for shard in shards], set(shard_of)
-
-
-def join_shards(index: Path, names: set[str], parts: Iterable[tuple[Path, Tensors]]) -> Tensors:
-    """The tensors of all shards.
-
-    Raises:
-        WeightsRefused: `truncated`: the shards lack a tensor of the index; `duplicate_tensor`: two shards have the same one.
-    """
-    tensors: Tensors = {}
-    for shard, part in parts:
-        if twice := sorted(part.keys() & tensors.keys()):
-            raise WeightsRefused(
-                "duplicate_tensor", f"{shard} holds {twice[0]!r}, as another shard does: fetch it again"
-            )
-        tensors |= part
-    if missing := sorted(names - tensors.keys()):
-        raise WeightsRefused("truncated", f"the shards of {index} lack {len(missing)} tensors, first {missing[0]!r}")
-    return tensors
-
-
-def _read_shards(index: Path) -> Tensors:
-    shards, names = shards_of(index)
-    return join_shards(index, names, ((shard, _read_file(shard)) for shard in shards))
 
 
 # Errors of safetensors for bytes that are missing rather than wrong.

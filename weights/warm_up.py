@@ -1,7 +1,4 @@
-"""Compiles the codec's loops before they are needed: a process must not compile while it serves.
-
-Compiled code is cached on disk beside the code, so only the first start of an installation is slow.
-"""
+"""Compiles the codec's loops before they are needed; the code is cached on disk, so only the first start is slow."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ _log = structlog.get_logger(__name__)
 
 @functools.cache
 def warm_up() -> None:
-    """Encode and decode a few bfloat16 weights in every way that a policy's weights are sent; once per process.
-
-    Takes about ten seconds on one core the first time, later a fraction of a second.
-    """
+    """Encode and decode a few bfloat16 weights in every way that a policy's are sent, once: about ten seconds the first time."""
     started = time.perf_counter()
     draw = np.random.default_rng(0)
     floats = draw.normal(0, 0.02, (_SIDE, _SIDE)).astype("<f4")
@@ -45,7 +39,6 @@ def warm_up() -> None:
 
 
 def _travel(base: Tensors, target: Tensors, history: History) -> None:
-    """Bring `base` and `history` to `target`, in place, as a receiver does."""
     encoded = encode(base, target, history)
     manifest = Manifest(
         policy="warm-up",

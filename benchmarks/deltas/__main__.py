@@ -29,8 +29,8 @@ from benchmarks.deltas.tools import cpu_seconds
 from benchmarks.deltas.traces import TOLERANCE, Versions, Walk, joined, learning_rate_for, random_walk, read_trace
 from benchmarks.report import summarise, write_report
 from contracts.errors import InvalidValue, MillraceError
-from tests.worlds.versions import make_signer
-from weights.codec.delta import CODEC, Encoded, apply_staged, decode, encode, stage
+from tests.worlds.versions import decode, make_signer
+from weights.codec.delta import CODEC, Encoded, apply_staged, encode, stage
 from weights.codec.history import History
 from weights.tensors import Tensors, root_of
 from weights.versions.manifest import Manifest

@@ -26,8 +26,8 @@ from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors
 from weights.versions.keys import trusted_folder
 from weights.versions.manifest import Manifest
-from weights.versions.pem import public_pem
 from weights.versions.pointer import Pointer, move_pointer
+from weights.versions.signing import public_pem
 
 CYCLE, LARGE = "cycle", "large"
 RUN = "regions"

@@ -12,12 +12,12 @@ The prompt ends with the beginning of a header.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Literal
 
-from contracts.answers.calls import Reader, Sink
-from contracts.answers.output import Output
+from contracts.answers.marks import Marks
+from contracts.answers.parts import Output, Sink
 from contracts.answers.reader import certain
+from contracts.answers.registry import ChannelMarks, Family
 from contracts.answers.source import CallText, NotACall, Reading, Result
 
 _RECIPIENT = re.compile(r"\bto=(\S+)")
@@ -25,23 +25,16 @@ _CHANNEL = re.compile(r"\s*(\w+)")
 
 
 class Wording:
-    """The markers of such a family, as a parser searches for them.
+    """The markers of such a family, as a parser searches for them."""
 
-    Args:
-        message: ends a header.
-        ends: end a message.
-        starts: begin a header.
-        channel: before the name of a channel; empty if recipients alone tell messages apart.
-        other: markers in headers that mean nothing here.
-    """
-
-    def __init__(
-        self, message: str, ends: Sequence[str], starts: Sequence[str], channel: str, other: Sequence[str]
-    ) -> None:
-        self.message, self.channel, self.ends = message, channel, (*ends, *starts)
-        self.borders = re.compile("|".join(map(re.escape, (*ends, *starts))))
-        self.marks = (message, channel, *ends, *starts, *other)
-        self.unmarked = re.compile("|".join(map(re.escape, filter(None, (*starts, *other)))) or r"(?!)")
+    def __init__(self, marks: Marks, channels: ChannelMarks) -> None:
+        self.message = marks[channels.message]
+        self.channel = marks[channels.channel] if channels.channel else ""
+        starts = [marks[text] for text in channels.starts]
+        self.ends = (*(marks[text] for text in channels.ends), *starts)
+        self.borders = re.compile("|".join(map(re.escape, self.ends)))
+        unmarked = (*starts, *(marks[text] for text in channels.other))
+        self.unmarked = re.compile("|".join(map(re.escape, unmarked)) or r"(?!)")
 
     def words_of(self, header: str) -> str:
         """What a header says, without its markers and the role of its author."""
@@ -52,22 +45,14 @@ class Wording:
 
 
 class ChannelReader:
-    """See the module.
+    """See the module. The body of a call is JSON, unless the family has a form of its own."""
 
-    Args:
-        output: takes what is read.
-        sink: takes calls.
-        wording: the markers.
-        reader: reads the body of a call behind `opener`; None if the body is JSON.
-        opener: see `reader`.
-        calls: whether tools are offered.
-    """
-
-    def __init__(
-        self, output: Output, sink: Sink, wording: Wording, reader: Reader | None, opener: str, *, calls: bool
-    ) -> None:
-        self._output, self._sink, self._wording = output, sink, wording
-        self._reader, self._opener, self._calls = reader, opener, calls
+    def __init__(self, output: Output, sink: Sink, family: Family, channels: ChannelMarks) -> None:
+        marks, form = family.marks, family.form
+        self._output, self._sink, self._wording = output, sink, Wording(marks, channels)
+        self._reader = form.reader(marks) if form is not None else None
+        self._opener = marks[form.openers[0]] if form is not None else ""
+        self._calls = bool(sink.schemas)
         self._held = ""
         self._in_header = True
         self._kind: Literal["content", "reasoning", "call"] = "content"
@@ -174,7 +159,6 @@ class ChannelReader:
         self._output.trim()
 
     def _read_call(self, body: str, *, is_cut: bool) -> None:
-        """Raises NotACall."""
         if not self._calls or (is_cut and self._reader is None and not body.rstrip().endswith("}")):
             raise NotACall("the answer ends inside of it" if self._calls else "no tools are offered")
         source = CallText(body)
@@ -191,7 +175,6 @@ class ChannelReader:
 
 
 def _run(reading: Reading[Result]) -> Result:
-    """Read from a text that is complete."""
     try:
         while True:
             next(reading)

@@ -15,11 +15,7 @@ MARK = "[\\ud800-\\udbff]"
 
 
 class Marks:
-    """The markers of one family in one tokenizer, whose added tokens are given by text.
-
-    Attributes:
-        characters: by token id.
-    """
+    """The markers of one family in one tokenizer, whose added tokens are given by text. `characters`: by token id."""
 
     def __init__(self, added_tokens: Mapping[str, int], markers: Iterable[str]) -> None:
         self._ids = {text: added_tokens[text] for text in dict.fromkeys(markers) if text in added_tokens}
@@ -46,10 +42,7 @@ class Marks:
         return marker in self._ids
 
     def text_until(self, rule: str, marker: str, most_tokens: int | None = None) -> str:
-        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens`.
-
-        Only a marker that is a token can be forced: where it is text, llguidance would go on without it, so there is no bound.
-        """
+        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens` if the marker is a token."""
         if marker not in self._ids:
             return f"{rule}[suffix={self.lark(marker)}]: /(?s:.*)/"
         if most_tokens is None:

@@ -17,19 +17,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from contracts.answers.calls import Reader, Sink
-from contracts.answers.output import Output
+from contracts.answers.parts import Output, Reader, Sink
 from contracts.answers.source import CallText, NotACall, Reading
 
 
 class Trigger(NamedTuple):
-    """One thing that begins in content: what is searched for, and what it means.
+    """One thing that begins in content: the text that is searched for, and what it means.
 
-    Attributes:
-        text: what is searched for.
-        reader: of the call that it opens; None if it opens reasoning or is dropped.
-        reasons: it opens reasoning.
-        only_first: it counts only where the content begins.
+    `reader`: of the call that it opens; None if it opens reasoning (`reasons`) or is dropped. `only_first`: it counts only where the
+    content begins.
     """
 
     text: str
@@ -39,15 +35,7 @@ class Trigger(NamedTuple):
 
 
 class TextReader:
-    """See the module.
-
-    Args:
-        output: takes what is read.
-        sink: takes calls.
-        triggers: what may begin in content.
-        reasoning_end: what ends reasoning; empty without any.
-        in_reasoning: the prompt has opened reasoning already.
-    """
+    """See the module. `reasoning_end` is empty without any; `in_reasoning`: the prompt has opened reasoning already."""
 
     def __init__(
         self,
@@ -63,9 +51,7 @@ class TextReader:
         self._anywhere = [trigger.text for trigger in triggers if not trigger.only_first]
         self._first = [trigger.text for trigger in triggers if trigger.only_first]
         self._find, self._find_first = _alternatives(self._anywhere), _alternatives(self._first)
-        self._end = reasoning_end
-        self._in_reasoning = in_reasoning
-        self._at_start = True
+        self._end, self._in_reasoning, self._at_start = reasoning_end, in_reasoning, True
         self._held = ""
         self._call: _OpenCall | None = None
 
@@ -186,8 +172,6 @@ class TextReader:
 
 
 class _OpenCall:
-    """A call that is being read, with the white space before its opener."""
-
     def __init__(self, source: CallText, reading: Reading[None], space: str, opener: str) -> None:
         self.source, self.reading = source, reading
         self.space, self.opener = space, opener

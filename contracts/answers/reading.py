@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from contracts.answers.calls import Sink
-from contracts.answers.channels import ChannelReader, Wording
-from contracts.answers.output import Output
+from contracts.answers.channels import ChannelReader
+from contracts.answers.parts import Output, Sink
 from contracts.answers.reader import TextReader, Trigger
 from contracts.answers.registry import BARE_MARKERS, Family
 
@@ -24,27 +23,10 @@ class AnswerReader(Protocol):
 
 
 def reader_of(family: Family, output: Output, sink: Sink, *, in_reasoning: bool = False) -> AnswerReader:
-    """A reader.
-
-    Args:
-        family: of the policy.
-        output: takes what is read.
-        sink: takes calls; if it knows no tools, there are none.
-        in_reasoning: the prompt has opened reasoning already.
-    """
-    marks, channels, form = family.marks, family.channels, family.form
-    if channels is not None:
-        wording = Wording(
-            marks[channels.message],
-            [marks[text] for text in channels.ends],
-            [marks[text] for text in channels.starts],
-            marks[channels.channel] if channels.channel else "",
-            [marks[text] for text in channels.other],
-        )
-        body = form.reader(marks) if form is not None else None
-        opener = marks[form.openers[0]] if form is not None else ""
-        return ChannelReader(output, sink, wording, body, opener, calls=bool(sink.schemas))
-    reasoning_end = marks[family.reasoning.closer] if family.reasoning is not None else ""
+    """A reader. If `sink` knows no tools, there are no calls. `in_reasoning`: the prompt has opened reasoning already."""
+    if family.channels is not None:
+        return ChannelReader(output, sink, family, family.channels)
+    reasoning_end = family.marks[family.reasoning.closer] if family.reasoning is not None else ""
     return TextReader(output, sink, _triggers(family, bool(sink.schemas)), reasoning_end, in_reasoning=in_reasoning)
 
 

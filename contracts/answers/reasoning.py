@@ -7,13 +7,7 @@ from typing import NamedTuple
 
 
 class ReasoningMarks(NamedTuple):
-    """What opens and closes reasoning.
-
-    Attributes:
-        opener: begins with a marker; more text may follow.
-        closer: a marker.
-        opener_marker: the marker with which `opener` begins.
-    """
+    """What opens and closes reasoning. `opener` begins with the marker `opener_marker`; more text may follow."""
 
     opener: str
     closer: str
@@ -67,7 +61,6 @@ def without_reasoning(text: str) -> str | None:
 
 
 def _past_blocks(text: str) -> int | None:
-    """Where the reasoning at the beginning ends; None if it does not."""
     place = 0
     while True:
         if (opened := _OPENER.match(text, place)) is not None:

@@ -19,7 +19,11 @@ UNKNOWN = "unknown"
 
 
 class ChannelMarks(NamedTuple):
-    """The markers of a family whose answers are several messages with headers; see contracts/answers/channels.py."""
+    """The markers of a family whose answers are several messages with headers; see contracts/answers/channels.py.
+
+    `message` ends a header, `starts` begin one, `ends` end a message. `channel` stands before the name of a channel; empty if recipients
+    alone tell messages apart. `other` mean nothing here.
+    """
 
     message: str
     ends: tuple[str, ...]
@@ -44,15 +48,10 @@ class _Kind(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What is known about the answers of a policy.
+    """What is known about the answers of a policy. `name`: `unknown` if its calls cannot be told from text.
 
-    Attributes:
-        name: `unknown` if its calls cannot be told from text.
-        form: of calls; None if unknown, or if the messages of the answer carry them as JSON.
-        reasoning: what marks reasoning; None if it is not marked.
-        channels: set if answers are several messages.
-        marks: all of its markers in this tokenizer.
-        short_ids: the template takes ids of calls of nine letters and digits only.
+    `form`: of calls; None if unknown, or if the messages of the answer (`channels`) carry them as JSON. `reasoning`: None if it is not
+    marked. `short_ids`: the template takes ids of calls of nine letters and digits only.
     """
 
     name: str
@@ -119,12 +118,7 @@ _NINE = re.compile(r"length\s*!=\s*9|length 9")
 
 
 def family_of(template_source: str, added_tokens: Mapping[str, int]) -> Family:
-    """The family of a policy.
-
-    Args:
-        template_source: its chat template.
-        added_tokens: ids of its tokenizer's added tokens, by text; where a marker is one of them, only the token counts.
-    """
+    """The family of a policy with this chat template. `added_tokens`: their ids; where a marker is one, only the token counts."""
     kind = next((kind for kind in _KINDS if _is_shown(kind, template_source, added_tokens)), None)
     reasoning = None if kind is not None and kind.channels else reasoning_of(template_source)
     markers = list[str]()
@@ -133,14 +127,9 @@ def family_of(template_source: str, added_tokens: Mapping[str, int]) -> Family:
         markers += BARE_MARKERS if kind.form is not None and kind.form.is_bare else ()
     if reasoning is not None:
         markers += (reasoning.opener_marker, reasoning.closer)
-    return Family(
-        kind.name if kind is not None else UNKNOWN,
-        kind.form if kind is not None else None,
-        reasoning,
-        kind.channels if kind is not None else None,
-        Marks(added_tokens, markers),
-        _NINE.search(template_source) is not None,
-    )
+    name, form, channels = (kind.name, kind.form, kind.channels) if kind is not None else (UNKNOWN, None, None)
+    short_ids = _NINE.search(template_source) is not None
+    return Family(name, form, reasoning, channels, Marks(added_tokens, markers), short_ids)
 
 
 def family_named(name: str) -> Family:

@@ -1,7 +1,4 @@
-"""Reads a call from text that arrives in pieces: a generator that stops where it needs more. Pure.
-
-What is read depends on the text only, never on where the pieces end.
-"""
+"""Reads a call from text that arrives in pieces, independently of where they end: a generator that stops where it needs more. Pure."""
 
 from __future__ import annotations
 
@@ -27,18 +24,10 @@ class NotACall(Exception):
 
 
 class CallText:
-    """Text from where a call may begin.
-
-    Attributes:
-        text: what has arrived.
-        place: how much of it was read.
-        ended: no more will arrive.
-    """
+    """Text from where a call may begin: what has arrived, how much of it was read, and whether no more will arrive."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.place = 0
-        self.ended = False
+        self.text, self.place, self.ended = text, 0, False
 
     def literal(self, expected: str) -> Reading[None]:
         """Read this text. Raises NotACall at the first character that differs."""

@@ -7,8 +7,9 @@ A schema may have the keywords of `KEYWORDS`; another one is refused when the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
-from typing import Any
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import re2
@@ -38,16 +39,24 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 Schema = Mapping[str, Any] | bool
 
 
+_Holds = Callable[["_Checking", Any, Any, Any], bool]
+"""Whether a value satisfies a keyword: of the check, the schema with the keyword, the argument, and the value."""
+
+
+class Keyword(NamedTuple):
+    """The types of its argument, and those of the values that it is about: all others satisfy it."""
+
+    argument: tuple[type, ...]
+    values: tuple[type, ...]
+    holds: _Holds
+
+
 class _TooManySteps(Exception):
     pass
 
 
 class StrictSchema:
-    """A schema that can be checked.
-
-    Raises:
-        InvalidSchema: it has a keyword that is not checked here, or is no schema.
-    """
+    """A schema that can be checked. Raises InvalidSchema: it has a keyword that is not checked here, or is no schema."""
 
     def __init__(self, name: str, schema: Mapping[str, Any]) -> None:
         self._name, self._root = name, schema
@@ -66,7 +75,6 @@ class StrictSchema:
             return False
 
     def _parts(self, schema: Any) -> Iterator[Any]:
-        """This schema and all schemas in it."""
         yield schema
         if not isinstance(schema, dict):
             return
@@ -91,7 +99,7 @@ class StrictSchema:
                 f"{', '.join(KEYWORDS)}"
             )
         for name in schema.keys() & KEYWORDS.keys():
-            if not _is_argument(schema[name], KEYWORDS[name][0]):
+            if not _is_any(schema[name], KEYWORDS[name].argument):
                 raise self._refused(f"{name} has a value of the wrong type")
         for kind in _kinds(schema.get("type", [])):
             if kind not in _TYPES:
@@ -129,11 +137,23 @@ class _Checking:
                 raise _TooManySteps
             self._found[place] = True  # a reference to itself adds no condition
             self._found[place] = all(
-                KEYWORDS[name][1](self, schema, argument, value)
+                keyword.holds(self, schema, argument, value)
                 for name, argument in schema.items()
-                if name in KEYWORDS
+                if (keyword := KEYWORDS.get(name)) is not None and _is_any(value, keyword.values)
             )
         return self._found[place]
+
+
+def _alone(holds: Callable[[Any, Any], bool]) -> _Holds:
+    return lambda _check, _schema, argument, value: holds(value, argument)
+
+
+def _length(holds: Callable[[Any, Any], bool]) -> _Holds:
+    return lambda _check, _schema, bound, value: holds(len(value), bound)
+
+
+def _combined(holds: Callable[[Iterable[bool]], bool]) -> _Holds:
+    return lambda check, _schema, parts, value: holds(check.holds(part, value) for part in parts)
 
 
 def _reference(check: _Checking, _schema: Any, pointer: str, value: Any) -> bool:
@@ -141,32 +161,25 @@ def _reference(check: _Checking, _schema: Any, pointer: str, value: Any) -> bool
     return target is not None and check.holds(target, value)
 
 
-def _properties(check: _Checking, _schema: Any, properties: Mapping[str, Any], value: Any) -> bool:
-    return not isinstance(value, dict) or all(
-        check.holds(part, value[name]) for name, part in properties.items() if name in value
-    )
+def _properties(check: _Checking, _schema: Any, properties: Mapping[str, Any], value: dict[str, Any]) -> bool:
+    return all(check.holds(part, value[name]) for name, part in properties.items() if name in value)
 
 
-def _others(check: _Checking, schema: Any, part: Schema, value: Any) -> bool:
+def _others(check: _Checking, schema: Any, part: Schema, value: dict[str, Any]) -> bool:
     known = schema.get("properties", {})
-    return not isinstance(value, dict) or all(check.holds(part, value[name]) for name in value if name not in known)
+    return all(check.holds(part, value[name]) for name in value if name not in known)
 
 
-def _items(check: _Checking, schema: Any, part: Schema, value: Any) -> bool:
-    start = len(schema.get("prefixItems", ()))
-    return not isinstance(value, list) or all(check.holds(part, item) for item in value[start:])
+def _items(check: _Checking, schema: Any, part: Schema, value: list[Any]) -> bool:
+    return all(check.holds(part, item) for item in value[len(schema.get("prefixItems", ())) :])
 
 
-def _first_items(check: _Checking, _schema: Any, parts: list[Schema], value: Any) -> bool:
-    return not isinstance(value, list) or all(check.holds(part, item) for part, item in zip(parts, value, strict=False))
+def _first_items(check: _Checking, _schema: Any, parts: list[Schema], value: list[Any]) -> bool:
+    return all(check.holds(part, item) for part, item in zip(parts, value, strict=False))
 
 
-def _number(holds: Callable[[Any, Any], bool]) -> Callable[[_Checking, Any, Any, Any], bool]:
-    return lambda _check, _schema, bound, value: not _is_number(value) or holds(value, bound)
-
-
-def _length(kind: type[Sized], holds: Callable[[int, Any], bool]) -> Callable[[_Checking, Any, Any, Any], bool]:
-    return lambda _check, _schema, bound, value: not isinstance(value, kind) or holds(len(value), bound)
+def _pattern(check: _Checking, _schema: Any, pattern: str, value: str) -> bool:
+    return bool(check.patterns[pattern].search(value))
 
 
 def _equal(left: Any, right: Any) -> bool:
@@ -178,14 +191,30 @@ def _equal(left: Any, right: Any) -> bool:
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
+def _is_one_of(value: Any, values: list[Any]) -> bool:
+    return any(_equal(one, value) for one in values)
+
+
+def _is_of_type(value: Any, kinds: Any) -> bool:
+    return any(_TYPES[kind](value) for kind in _kinds(kinds))
+
+
+def _has_all(value: dict[str, Any], names: list[Any]) -> bool:
+    return all(any(name == key for key in value) for name in names)
+
+
+def _is_multiple(value: float, bound: float) -> bool:
+    return bound != 0 and abs(value / bound - round(value / bound)) < _ROUNDING
+
+
 def _kinds(kinds: Any) -> list[str]:
     return [kind if isinstance(kind, str) else "" for kind in (kinds if isinstance(kinds, list) else [kinds])]
 
 
-def _is_argument(argument: Any, expected: tuple[type, ...]) -> bool:
-    if isinstance(argument, bool) and expected != (object,):
+def _is_any(value: Any, expected: tuple[type, ...]) -> bool:
+    if isinstance(value, bool) and expected != _ANY:
         return bool in expected
-    return isinstance(argument, expected)
+    return isinstance(value, expected)
 
 
 def _resolved(root: Any, pointer: str) -> Schema | None:
@@ -199,68 +228,31 @@ def _resolved(root: Any, pointer: str) -> Schema | None:
     return found if isinstance(found, dict | bool) else None
 
 
-def _is_multiple(value: float, bound: float) -> bool:
-    return bound != 0 and abs(value / bound - round(value / bound)) < _ROUNDING
-
-
-def _type(_check: _Checking, _schema: Any, kinds: Any, value: Any) -> bool:
-    return any(_TYPES[kind](value) for kind in _kinds(kinds))
-
-
-def _required(_check: _Checking, _schema: Any, names: list[Any], value: Any) -> bool:
-    return not isinstance(value, dict) or all(any(name == key for key in value) for name in names)
-
-
-def _pattern(check: _Checking, _schema: Any, pattern: str, value: Any) -> bool:
-    return not isinstance(value, str) or bool(check.patterns[pattern].search(value))
-
-
-def _any_of(check: _Checking, _schema: Any, parts: list[Schema], value: Any) -> bool:
-    return any(check.holds(part, value) for part in parts)
-
-
-def _one_of(check: _Checking, _schema: Any, parts: list[Schema], value: Any) -> bool:
-    return sum(check.holds(part, value) for part in parts) == 1
-
-
-def _all_of(check: _Checking, _schema: Any, parts: list[Schema], value: Any) -> bool:
-    return all(check.holds(part, value) for part in parts)
-
-
-def _one_value(_check: _Checking, _schema: Any, values: list[Any], value: Any) -> bool:
-    return any(_equal(one, value) for one in values)
-
-
-def _constant(_check: _Checking, _schema: Any, one: Any, value: Any) -> bool:
-    return _equal(one, value)
-
-
 _ROUNDING = 1e-9
-_NUMBER = (int, float)
-KEYWORDS: Mapping[str, tuple[tuple[type, ...], Callable[[_Checking, Any, Any, Any], bool]]] = {
-    "type": ((str, list), _type),
-    "enum": ((list,), _one_value),
-    "const": ((object,), _constant),
-    "properties": ((dict,), _properties),
-    "required": ((list,), _required),
-    "additionalProperties": ((dict, bool), _others),
-    "items": ((dict, bool), _items),
-    "prefixItems": ((list,), _first_items),
-    "minItems": (_NUMBER, _length(list, lambda count, bound: count >= bound)),
-    "maxItems": (_NUMBER, _length(list, lambda count, bound: count <= bound)),
-    "minLength": (_NUMBER, _length(str, lambda count, bound: count >= bound)),
-    "maxLength": (_NUMBER, _length(str, lambda count, bound: count <= bound)),
-    "minProperties": (_NUMBER, _length(dict, lambda count, bound: count >= bound)),
-    "maxProperties": (_NUMBER, _length(dict, lambda count, bound: count <= bound)),
-    "pattern": ((str,), _pattern),
-    "minimum": (_NUMBER, _number(lambda value, bound: value >= bound)),
-    "maximum": (_NUMBER, _number(lambda value, bound: value <= bound)),
-    "exclusiveMinimum": (_NUMBER, _number(lambda value, bound: value > bound)),
-    "exclusiveMaximum": (_NUMBER, _number(lambda value, bound: value < bound)),
-    "multipleOf": (_NUMBER, _number(_is_multiple)),
-    "anyOf": ((list,), _any_of),
-    "oneOf": ((list,), _one_of),
-    "allOf": ((list,), _all_of),
-    "$ref": ((str,), _reference),
+_ANY, _NUMBER, _SCHEMA = (object,), (int, float), (dict, bool)
+KEYWORDS: Mapping[str, Keyword] = {
+    "type": Keyword((str, list), _ANY, _alone(_is_of_type)),
+    "enum": Keyword((list,), _ANY, _alone(_is_one_of)),
+    "const": Keyword(_ANY, _ANY, _alone(_equal)),
+    "properties": Keyword((dict,), (dict,), _properties),
+    "required": Keyword((list,), (dict,), _alone(_has_all)),
+    "additionalProperties": Keyword(_SCHEMA, (dict,), _others),
+    "items": Keyword(_SCHEMA, (list,), _items),
+    "prefixItems": Keyword((list,), (list,), _first_items),
+    "minItems": Keyword(_NUMBER, (list,), _length(operator.ge)),
+    "maxItems": Keyword(_NUMBER, (list,), _length(operator.le)),
+    "minLength": Keyword(_NUMBER, (str,), _length(operator.ge)),
+    "maxLength": Keyword(_NUMBER, (str,), _length(operator.le)),
+    "minProperties": Keyword(_NUMBER, (dict,), _length(operator.ge)),
+    "maxProperties": Keyword(_NUMBER, (dict,), _length(operator.le)),
+    "pattern": Keyword((str,), (str,), _pattern),
+    "minimum": Keyword(_NUMBER, _NUMBER, _alone(operator.ge)),
+    "maximum": Keyword(_NUMBER, _NUMBER, _alone(operator.le)),
+    "exclusiveMinimum": Keyword(_NUMBER, _NUMBER, _alone(operator.gt)),
+    "exclusiveMaximum": Keyword(_NUMBER, _NUMBER, _alone(operator.lt)),
+    "multipleOf": Keyword(_NUMBER, _NUMBER, _alone(_is_multiple)),
+    "anyOf": Keyword((list,), _ANY, _combined(any)),
+    "oneOf": Keyword((list,), _ANY, _combined(lambda found: sum(found) == 1)),
+    "allOf": Keyword((list,), _ANY, _combined(all)),
+    "$ref": Keyword((str,), _ANY, _reference),
 }
-"""By keyword: the types of its argument, and whether a value satisfies it."""

@@ -1,8 +1,4 @@
-"""Reads the calls of a text whose family nobody says: the first marker in it tells. Pure.
-
-In: a whole answer without its reasoning. Out: its calls, in order. A bare list of Python calls (Llama 4) is not among the forms, because
-prose has such lists too; where tokens are read, the family is known.
-"""
+"""Reads the calls of a text whose family nobody says: the first marker tells. No bare lists of Python calls: prose has such lists too."""
 
 from __future__ import annotations
 
@@ -10,12 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.json_calls import JsonCalls
 from contracts.answers.grammar import ANY_OBJECT
 from contracts.answers.marks import Marks
-from contracts.answers.output import Output
-from contracts.answers.parts import add_calls
+from contracts.answers.parts import Output, Sink, add_calls
 from contracts.answers.reading import reader_of
 from contracts.answers.registry import BARE_MARKERS, Family, family_named
 from contracts.answers.source import NotACall
@@ -52,14 +46,9 @@ def family_of_text(text: str) -> Family | None:
 
 
 def calls_in_text(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[WrittenCall] | None:
-    """The calls of an answer; None if `family_of_text` finds none.
+    """The calls of an answer without its reasoning, of unknown tools too; None if `family_of_text` finds none.
 
-    Args:
-        text: the answer without its reasoning.
-        schemas: JSON schema of the parameters, by the name of the tool. Calls of other tools are read too.
-
-    Raises:
-        NotACall: part of it is a broken call, text follows a call, or it is longer than `LONGEST`.
+    `schemas`: JSON schema of the parameters, by the name of the tool. Raises NotACall: one is broken, text follows, or it is too long.
     """
     family = family_of_text(text)
     if family is None:
@@ -90,10 +79,8 @@ class _WholeAnswer(Output):
 
     def __init__(self, family: Family) -> None:
         super().__init__(family.marks, str, None)
-        self._family = family
-        self._closers = {*(family.form.markers if family.form else ())} - {
-            *(family.form.openers if family.form else ())
-        }
+        form = family.form
+        self._closers = set(form.markers) - set(form.openers) if form is not None else set[str]()
 
     def broken(self, error: NotACall) -> None:
         """See `Output`."""

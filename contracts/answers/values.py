@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from contracts.answers.grammar import json_rule, quoted
+from contracts.answers.grammar import either, json_rule, quoted, sequence
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """As templates print values in the history, so models repeat them."""
@@ -34,9 +34,8 @@ def types_of(schema: Mapping[str, Any] | None) -> set[str]:
     """The JSON types that a schema allows; empty if it does not say."""
     if not schema:
         return set()
-    found = set[str]()
     given = schema.get("type")
-    found |= {given} if isinstance(given, str) else set(given or ())
+    found = {given} if isinstance(given, str) else set[str](given or ())
     for word in ("anyOf", "oneOf"):
         for part in schema.get(word) or ():
             if isinstance(part, Mapping):
@@ -68,24 +67,36 @@ def required_of(schema: Mapping[str, Any]) -> dict[str, bool]:
     return {name: name in wanted for name in known}
 
 
-def text_rule(schema: Mapping[str, Any], name: str, closer: str) -> str:
-    """A rule for a value as plain text, with what closes it.
+def arguments_rule(schema: Mapping[str, Any], rule_of: Callable[[str], str], comma: str) -> str:
+    """A rule for the arguments of a tool, in the order of its schema: all required ones, and any of the others."""
+    known = required_of(schema)
+    needed = [rule_of(name) for name in known if known[name]]
+    further = [rule_of(name) for name in known if not known[name]]
+    between = quoted(comma)
+    if needed:
+        return sequence(f" {between} ".join(needed), *(f"({between} {part})?" for part in further))
+    # Whichever of the further ones comes first has no comma before it.
+    ends = [
+        sequence(part, *(f"({between} {later})?" for later in further[place:])) for place, part in enumerate(further, 1)
+    ]
+    return f"({' | '.join(ends)})?" if ends else ""
 
-    Args:
-        schema: of all parameters.
-        name: of this one.
-        closer: the text behind the value.
-    """
+
+def text_rule(schema: Mapping[str, Any], name: str, closer: str) -> str:
+    """A rule for a value as plain text, with what closes it. `schema`: of all parameters; `name`: of this one."""
     described = property_of(schema, name)
     types = types_of(described)
     values = (described or {}).get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return f"({' | '.join(quoted(value) for value in values)}) {quoted(closer)}"
+        return f"{either(map(quoted, values))} {quoted(closer)}"
     if not types or "string" in types:
         return f"text_before_{closer_name(closer)}"
-    shown = dict(described or {})
-    definitions = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
-    return f"{json_rule(shown | definitions)} {quoted(closer)}"
+    return f"{json_rule(with_definitions(described, schema))} {quoted(closer)}"
+
+
+def with_definitions(described: Mapping[str, Any] | None, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter, with the definitions that it may refer to."""
+    return dict(described or {}) | {place: schema[place] for place in ("$defs", "definitions") if place in schema}
 
 
 def closer_name(closer: str) -> str:

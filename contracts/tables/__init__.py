@@ -1,5 +1,7 @@
 """Every table, by the process that writes its rows; all others only read them (docs/decisions/0001).
 
+Tables of training, release, engines, sessions and keys stand in `serving.py`.
+
 every worker, its own rows   position, outbox, dead_letter
 every process at its start,  log_topic: which log the database was written with, and how far it went. Episodes updates it once a
   and episodes               minute; the command line adds how many unread records an accepted loss cost
@@ -46,19 +48,10 @@ training, release, operators assignment, assignment_change, weight_snapshot (`mi
 
 from __future__ import annotations
 
-from contracts.tables.base import MAX_KEY as MAX_KEY, metadata as metadata
-from contracts.tables.rewards import (
-    alarm as alarm,
-    behaviour as behaviour,
-    heard as heard,
-    judge_spend as judge_spend,
-    judge_verdict as judge_verdict,
-    score as score,
-    signal_delay as signal_delay,
-    submitter as submitter,
-    vote as vote,
-    vote_pace as vote_pace,
-)
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text
+
+from contracts.tables.base import BIG_SERIAL, MAX_KEY as MAX_KEY, SORTED_ID, SORTED_KEY, metadata as metadata
+from contracts.tables.base import given, keys, optional, partial_index, table
 from contracts.tables.serving import (
     agent_session as agent_session,
     api_key as api_key,
@@ -87,29 +80,219 @@ from contracts.tables.serving import (
     webhook_delivery as webhook_delivery,
     weight_snapshot as weight_snapshot,
 )
-from contracts.tables.stream import (
-    IS_HEARD as IS_HEARD,
+
+position = table(
+    "position", *keys(consumer_group=String(64), topic=String(64), partition=Integer), *given(next_offset=BigInteger)
 )
-from contracts.tables.stream import (
-    IS_PENDING as IS_PENDING,
+
+log_topic = table(
+    "log_topic",
+    *keys(topic=String(64)),
+    *given(identity=String(64), ends=JSON, seen_at=Float),
+    *given("0", num_lost=BigInteger),
+    *optional(lost_at=Float),
 )
-from contracts.tables.stream import (
-    dead_letter as dead_letter,
-    generation as generation,
-    generation_count as generation_count,
-    join_key as join_key,
-    ledger_change as ledger_change,
-    ledger_epoch as ledger_epoch,
-    ledger_mark as ledger_mark,
-    ledger_seal as ledger_seal,
-    log_topic as log_topic,
-    outbox as outbox,
-    outcome as outcome,
-    position as position,
-    received_signal as received_signal,
-    rejection_count as rejection_count,
-    session_call as session_call,
-    signal as signal,
-    signal_count as signal_count,
-    waiting_signal as waiting_signal,
+
+outbox = table(
+    "outbox",
+    Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("process", String(64), nullable=False, index=True),
+    *given(topic=String(64), route=Integer, key=String(128), value=LargeBinary),
+    *given("1", num_messages=Integer),
+    sqlite_autoincrement=True,  # a reused id could be deleted by a slower relay of the same process
+)
+
+dead_letter = table(
+    "dead_letter",
+    *keys(consumer_group=String(64), topic=String(64), partition=Integer, offset=BigInteger),
+    *given(reason=Text, value=LargeBinary, at=Float),
+    *optional(key=Text, traceback=Text),
+    *given("open", state=String(16)),
+    *optional(settled_at=Float),
+)
+
+received_signal = table(
+    "received_signal",
+    *keys(tenant=String(64), id=String(128)),
+    *given(body_hash=String(64), received_at=Float),
+    *optional(retracted_at=Float),
+    *given(record=LargeBinary),
+)
+
+rejection_count = table("rejection_count", *keys(reason=String(64)), *given(count=BigInteger))
+
+signal_count = table("signal_count", *keys(state=String(32)), *given(count=BigInteger))
+
+waiting_signal = table(
+    "waiting_signal",
+    *keys(tenant=String(64), id=String(128)),
+    *given(kind=String(16), value=String(MAX_KEY), received_at=Float, record=LargeBinary),
+    Index("ix_waiting_signal_value", "value"),
+    Index("ix_waiting_signal_received_at", "received_at"),
+)
+
+join_key = table(
+    "join_key",
+    *keys(tenant=String(64), kind=String(16), value=String(MAX_KEY)),
+    *given(completion_id=String(64), choice=Integer, at=Float),
+    Index("ix_join_key_at", "at"),
+)
+
+session_call = table(
+    "session_call",
+    *keys(tenant=String(64), session_id=String(MAX_KEY), completion_id=SORTED_ID, choice=Integer),
+    *optional(parent_id=String(64), parent_choice=Integer),
+    *given(task=String(64), is_cut=Boolean, at=Float),
+    Index("ix_session_call_at", "at"),
+)
+
+generation = table(
+    "generation",
+    *keys(completion_id=SORTED_ID, choice=Integer),
+    *given(partition=Integer, policy=String(64), task=String(64), purpose=String(16), arm=String(16), version=Integer),
+    *given(created_at=Float, joined_at=Float),
+    *optional(closes_at=Float),
+    *given(revision=Integer, state=String(32), state_reason=String(128)),
+    *given(state_writer=String(16), state_epoch=Integer, state_revision=Integer),
+    *optional(state_version=Integer),
+    *given(record=LargeBinary),
+    *given("0", state_sequence=BigInteger),
+    *optional(tenant=String(64), request=String(32), retry_count=Integer, superseded_by=String(64), offset=BigInteger),
+    Index("ix_generation_closes_at", "closes_at"),
+    Index("ix_generation_created_at", "created_at"),
+    partial_index("ix_generation_request", "request IS NOT NULL", "request"),
+    partial_index("ix_generation_retry", "retry_count > 0", "request"),
+    partial_index("ix_generation_retry_joined_at", "retry_count > 0", "joined_at"),
+    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
+    Index("ix_generation_tenant", "tenant", "purpose", "completion_id"),
+    postgresql_partition_by="RANGE (completion_id)",
+)
+
+generation_count = table("generation_count", *keys(state=String(32)), *given(count=BigInteger))
+
+ledger_seal = table(
+    "ledger_seal",
+    *keys(day=String(10), partition=Integer),
+    *given(num=BigInteger, hash=String(16), states=JSON),
+    *optional(sealed_at=Float, closed_at=Float),
+    *given("0", num_dropped=BigInteger, hash_dropped=String(16)),
+    *optional(dropped_at=Float),
+)
+
+ledger_mark = table(
+    "ledger_mark",
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    *given(next_offset=BigInteger, at=Float),
+)
+
+IS_HEARD = "signal.reason IN ('', 'superseded')"
+"""Signals that were not rejected: the join reads those of an answer, of which there are never many. The words of its index."""
+IS_PENDING = "signal.state = 'pending'"
+
+signal = table(
+    "signal",
+    *keys(completion_id=SORTED_ID, tenant=String(64), id=String(128)),
+    *given(choice=Integer, name=String(64), submitter=String(128), at=Float, received_at=Float),
+    *given(state=String(16), reason=String(128)),
+    *optional(revision=Integer),
+    *given(record=LargeBinary),
+    Index("ix_signal_received_at", "received_at"),
+    Index("ix_signal_state", "state", "tenant"),
+    partial_index("ix_signal_heard", "reason IN ('', 'superseded')", "completion_id"),
+    partial_index("ix_signal_pending", "state = 'pending'", "state", "received_at"),
+    postgresql_partition_by="RANGE (completion_id)",
+)
+
+outcome = table(
+    "outcome",
+    *keys(key=SORTED_KEY, revision=Integer, epoch=Integer, state=String(32)),
+    *given(reason=String(128)),
+    *optional(version=Integer),
+    *given(writer=String(16), at=Float),
+    *given("0", sequence=BigInteger),
+    Index("ix_outcome_told", "epoch", "sequence", "key"),
+    postgresql_partition_by="RANGE (key)",
+)
+
+ledger_epoch = table(
+    "ledger_epoch",
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    *optional(previous=Integer),
+    *given(kept_sequence=BigInteger, valid_through=BigInteger, at=Float),
+)
+
+ledger_change = table(
+    "ledger_change",
+    Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
+    *given(epoch=Integer, after_sequence=BigInteger, after_key=SORTED_KEY, through_sequence=BigInteger),
+)
+
+score = table(
+    "score",
+    *keys(key=SORTED_KEY, revision=Integer),
+    *given(task=String(64), purpose=String(16), version=Integer),
+    *optional(reward=Float),
+    *given(status=String(16), fault=String(16), components=JSON, at=Float),
+    *optional(tenant=String(64)),
+    Index("ix_score_at", "at"),
+    postgresql_partition_by="RANGE (key)",
+)
+
+behaviour = table(
+    "behaviour",
+    *keys(task=String(64), version=Integer, cluster=String(64), metric=String(64)),
+    *given(num=BigInteger, total=Float, squares=Float),
+)
+
+alarm = table(
+    "alarm",
+    *keys(task=String(64), name=String(64), version=Integer, cluster=String(64)),
+    *given(at=Float, details=JSON),
+)
+
+submitter = table(
+    "submitter",
+    *keys(tenant=String(64), task=String(64), id=String(128)),
+    *given(num=BigInteger, total=Float, window_started_at=Float, window_num=Integer, num_checked=Integer),
+    *given(num_agreed=Integer, num_said_good=Integer, num_found_good=Integer),
+)
+
+vote = table(
+    "vote",
+    *keys(key=SORTED_KEY),
+    *given(submitter=String(128), value=Float, weight=Float, reason=String(32)),
+    *optional(reward=Float),
+    *given(offset=Float, counted=JSON, at=Float),
+    *given("", evidence=String(64)),
+    Index("ix_vote_at", "at"),
+)
+
+heard = table(
+    "heard",
+    *keys(task=String(64), task_hash=String(12), cohort=BigInteger, bucket=Integer, asked=Integer),
+    *given(num_answers=BigInteger, num_heard=BigInteger, total=Float),
+)
+
+vote_pace = table(
+    "vote_pace",
+    *keys(task=String(64), cluster=String(64), side=String(8)),
+    *given(bucket=BigInteger, num=BigInteger, num_buckets=Float, total=Float, squares=Float),
+    *given(quarantined_until=BigInteger, cleared=BigInteger),
+)
+
+signal_delay = table(
+    "signal_delay", *keys(task=String(64), name=String(64), cohort=BigInteger, bucket=Integer), *given(num=BigInteger)
+)
+
+judge_verdict = table(
+    "judge_verdict",
+    *keys(key=String(64)),
+    *given(judge=String(64), answer=JSON, at=Float),
+    Index("ix_judge_verdict_at", "at"),
+)
+
+judge_spend = table(
+    "judge_spend",
+    *keys(task=String(64), judge=String(64), day=String(10)),
+    *given(num_calls=BigInteger, num_tokens=BigInteger, money=Float),
 )

@@ -4,87 +4,53 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text
 
-from contracts.tables.base import BIG_SERIAL, SORTED_KEY, table
+from contracts.tables.base import BIG_SERIAL, SORTED_KEY, given, keys, optional, table
 
-training_step = table(
-    "training_step",
-    Column("epoch", Integer, primary_key=True),
-    Column("step", Integer, primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("metrics", JSON, nullable=False),
-)
+training_step = table("training_step", *keys(epoch=Integer, step=Integer), *given(at=Float, metrics=JSON))
 
 verdict = table(
     "verdict",
-    Column("policy", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("accepted", Boolean, nullable=False),
-    Column("accuracy", Float),
-    Column("best_accuracy", Float),
-    Column("reason", Text, nullable=False),
-    Column("details", JSON, nullable=False),
-    Column("at", Float, nullable=False),
+    *keys(policy=String(64), version=Integer),
+    *given(accepted=Boolean),
+    *optional(accuracy=Float, best_accuracy=Float),
+    *given(reason=Text, details=JSON, at=Float),
 )
 
 sentinel_answer = table(
     "sentinel_answer",
-    Column("policy", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("sentinels_hash", String(16), primary_key=True),
-    Column("draw", Integer, nullable=False),
-    Column("position", Integer, primary_key=True),
-    Column("answer", JSON, nullable=False),
-    Column("at", Float, nullable=False),
+    *keys(policy=String(64), version=Integer, sentinels_hash=String(16)),
+    *given(draw=Integer),
+    *keys(position=Integer),
+    *given(answer=JSON, at=Float),
 )
 
 gate_anchor = table(
-    "gate_anchor",
-    Column("policy", String(64), primary_key=True),
-    Column("task", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("reason", Text, nullable=False),
+    "gate_anchor", *keys(policy=String(64), task=String(64), version=Integer), *given(at=Float, reason=Text)
 )
 
 train = table(
     "train",
     Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
     Column("policy", String(64), nullable=False, index=True),
-    Column("version", Integer, nullable=False),
-    Column("blessed", Integer, nullable=False),
-    Column("state", String(16), nullable=False),
-    Column("stage", Integer, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("stage_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("reason", Text, nullable=False),
-    Column("settings", JSON, nullable=False),
-    Column("evidence", JSON, nullable=False),
+    *given(version=Integer, blessed=Integer, state=String(16), stage=Integer, epoch=BigInteger),
+    *given(started_at=Float, stage_at=Float),
+    *optional(ended_at=Float),
+    *given(reason=Text, settings=JSON, evidence=JSON),
 )
 
 train_answer = table(
     "train_answer",
-    Column("key", SORTED_KEY, primary_key=True),
-    Column("policy", String(64), nullable=False),
-    Column("arm", String(16), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("compared_with", Integer, nullable=False),
-    Column("task", String(64), nullable=False),
-    Column("unit", String(32), nullable=False),
-    Column("unit_kind", String(8), nullable=False),
-    Column("cluster", String(64), nullable=False, server_default=""),
-    Column("sampling", String(16), nullable=False),
-    Column("probability", Float, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("metrics", JSON, nullable=False),
-    Column("reward", Float),
-    Column("status", String(16), nullable=False, server_default=""),
-    Column("scored_at", Float),
-    Column("revision", Integer, nullable=False, server_default="0"),
-    Column("changed", BigInteger, nullable=False),
-    Column("tenant", String(64), nullable=False, server_default=""),
-    Column("api_key", String(32), nullable=False, server_default=""),
+    *keys(key=SORTED_KEY),
+    *given(policy=String(64), arm=String(16), version=Integer, compared_with=Integer),
+    *given(task=String(64), unit=String(32), unit_kind=String(8)),
+    *given("", cluster=String(64)),
+    *given(sampling=String(16), probability=Float, at=Float, metrics=JSON),
+    *optional(reward=Float),
+    *given("", status=String(16)),
+    *optional(scored_at=Float),
+    *given("0", revision=Integer),
+    *given(changed=BigInteger),
+    *given("", tenant=String(64), api_key=String(32)),
     Index("ix_train_answer_changed", "policy", "changed"),
     Index("ix_train_answer_at", "at"),
 )
@@ -92,229 +58,124 @@ train_answer = table(
 shadow_pair = table(
     "shadow_pair",
     Column("train", BigInteger, primary_key=True, autoincrement=False),
-    Column("key", SORTED_KEY, primary_key=True),
-    Column("unit", String(32), nullable=False),
-    Column("canary", JSON, nullable=False),
-    Column("live", JSON, nullable=False),
-    Column("left_out", String(64), nullable=False),
+    *keys(key=SORTED_KEY),
+    *given(unit=String(32), canary=JSON, live=JSON, left_out=String(64)),
 )
 
 error_budget = table(
     "error_budget",
-    Column("policy", String(64), primary_key=True),
-    Column("part", String(16), primary_key=True),
-    Column("per_year", Float, nullable=False),
-    Column("left", Float, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("name", String(128), nullable=False),
-    Column("level", Float, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
+    *keys(policy=String(64), part=String(16)),
+    *given(per_year=Float, left=Float, at=Float, name=String(128), level=Float, epoch=BigInteger),
 )
 
-train_point = table(
-    "train_point",
-    Column("policy", String(64), primary_key=True),
-    Column("subject", String(32), primary_key=True),
-    Column("at", Float, primary_key=True),
-    Column("values", JSON, nullable=False),
-)
+train_point = table("train_point", *keys(policy=String(64), subject=String(32), at=Float), *given(values=JSON))
 
 train_hold = table(
     "train_hold",
-    Column("policy", String(64), primary_key=True),
-    Column("epoch", BigInteger, primary_key=True),
-    Column("kind", String(8), nullable=False),
-    Column("version", Integer),
-    Column("until", Float),
-    Column("writer", String(64), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("live_epoch", BigInteger),
+    *keys(policy=String(64), epoch=BigInteger),
+    *given(kind=String(8)),
+    *optional(version=Integer, until=Float),
+    *given(writer=String(64), reason=Text, at=Float),
+    *optional(live_epoch=BigInteger),
 )
 
 webhook_delivery = table(
     "webhook_delivery",
-    Column("id", String(64), primary_key=True),
-    Column("url", Text, primary_key=True),
-    Column("policy", String(64), nullable=False),
-    Column("content", JSON, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("num_tries", Integer, nullable=False),
-    Column("next_at", Float, nullable=False),
-    Column("delivered_at", Float),
-    Column("problem", Text, nullable=False, server_default=""),
+    *keys(id=String(64), url=Text),
+    *given(policy=String(64), content=JSON, at=Float, num_tries=Integer, next_at=Float),
+    *optional(delivered_at=Float),
+    *given("", problem=Text),
 )
 
 swap = table(
     "swap",
     Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
-    Column("policy", String(64), nullable=False),
-    Column("arm", String(16), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("stage_seconds", Float, nullable=False),
-    Column("pause_seconds", Float, nullable=False),
-    Column("gap_seconds", Float),
-    Column("num_changed", BigInteger),
-    Column("density", Float),
-    Column("payload_bytes", BigInteger),
-    Column("replica", String(64), nullable=False, server_default=""),
+    *given(policy=String(64), arm=String(16), version=Integer, at=Float, stage_seconds=Float, pause_seconds=Float),
+    *optional(gap_seconds=Float, num_changed=BigInteger, density=Float, payload_bytes=BigInteger),
+    *given("", replica=String(64)),
 )
 
 assignment = table(
     "assignment",
-    Column("policy", String(64), primary_key=True),
-    Column("arm", String(16), primary_key=True),
-    Column("version", Integer),
-    Column("share", Float, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("writer", String(32), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("root", String(64)),
-    Column("run", Text),
+    *keys(policy=String(64), arm=String(16)),
+    *optional(version=Integer),
+    *given(share=Float, epoch=BigInteger, writer=String(32), reason=Text, at=Float),
+    *optional(root=String(64), run=Text),
 )
 
 assignment_change = table(
     "assignment_change",
-    Column("policy", String(64), primary_key=True),
-    Column("arm", String(16), primary_key=True),
-    Column("epoch", BigInteger, primary_key=True),
-    Column("version", Integer),
-    Column("share", Float, nullable=False),
-    Column("writer", String(32), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("root", String(64)),
-    Column("run", Text),
+    *keys(policy=String(64), arm=String(16), epoch=BigInteger),
+    *optional(version=Integer),
+    *given(share=Float, writer=String(32), reason=Text, at=Float),
+    *optional(root=String(64), run=Text),
 )
 
 engine_replica = table(
     "engine_replica",
-    Column("policy", String(64), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("url", Text, nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("region", String(64), nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("slots", JSON, nullable=False),
-    Column("abilities", JSON, nullable=False),
-    Column("instance", String(64), nullable=False),
-    Column("engine", String(128), nullable=False),
-    Column("dtype", String(16), nullable=False),
-    Column("seen_at", Float, nullable=False),
-    Column("run", Text, nullable=False, server_default=""),
-    Column("base", String(64), nullable=False, server_default=""),
-    Column("problems", JSON, nullable=False, server_default="{}"),
+    *keys(policy=String(64), name=String(64)),
+    *given(url=Text, kind=String(16), region=String(64), status=String(16), slots=JSON, abilities=JSON),
+    *given(instance=String(64), engine=String(128), dtype=String(16), seen_at=Float),
+    *given("", run=Text, base=String(64)),
+    *given("{}", problems=JSON),
 )
 
 process_beat = table(
     "process_beat",
-    Column("policy", String(64), primary_key=True),
-    Column("process", String(32), primary_key=True),
-    Column("replica", String(64), primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("step_at", Float, nullable=False),
-    Column("longest_step_seconds", Float, nullable=False),
+    *keys(policy=String(64), process=String(32), replica=String(64)),
+    *given(at=Float, step_at=Float, longest_step_seconds=Float),
 )
 
-weight_snapshot = table(
-    "weight_snapshot",
-    Column("policy", String(64), primary_key=True),
-    Column("sequence", BigInteger, nullable=False),
-    Column("text", LargeBinary, nullable=False),
-)
+weight_snapshot = table("weight_snapshot", *keys(policy=String(64)), *given(sequence=BigInteger, text=LargeBinary))
 
 revocation = table(
     "revocation",
-    Column("policy", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("treatment", String(16), nullable=False),
-    Column("writer", String(32), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at", Float, nullable=False),
+    *keys(policy=String(64), version=Integer),
+    *given(treatment=String(16), writer=String(32), reason=Text, at=Float),
 )
 
-training_lease = table(
-    "training_lease",
-    Column("policy", String(64), primary_key=True),
-    Column("epoch", Integer, nullable=False),
-    Column("holder", JSON, nullable=False),
-    Column("renewed_at", Float, nullable=False),
-)
+training_lease = table("training_lease", *keys(policy=String(64)), *given(epoch=Integer, holder=JSON, renewed_at=Float))
 
-training_epoch = table(
-    "training_epoch",
-    Column("policy", String(64), primary_key=True),
-    Column("epoch", Integer, primary_key=True),
-    Column("holder", JSON, nullable=False),
-    Column("issued_at", Float, nullable=False),
-)
+training_epoch = table("training_epoch", *keys(policy=String(64), epoch=Integer), *given(holder=JSON, issued_at=Float))
 
 version_claim = table(
     "version_claim",
-    Column("policy", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("parent", Integer, nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("root", String(64)),
-    Column("claimed_at", Float, nullable=False),
+    *keys(policy=String(64), version=Integer),
+    *given(parent=Integer, epoch=Integer),
+    *optional(root=String(64)),
+    *given(claimed_at=Float),
 )
 
 doomed = table(
     "doomed",
-    Column("policy", String(64), primary_key=True),
-    Column("kind", String(16), primary_key=True),
-    Column("name", String(128), primary_key=True),
-    Column("epoch", Integer, nullable=False),
-    Column("going", Boolean, nullable=False),
-    Column("at", Float, nullable=False),
+    *keys(policy=String(64), kind=String(16), name=String(128)),
+    *given(epoch=Integer, going=Boolean, at=Float),
 )
 
 dashboard_session = table(
     "dashboard_session",
-    Column("id_hash", String(64), primary_key=True),
-    Column("role", String(16), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("csrf", String(64), nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("used_at", Float, nullable=False),
-    Column("key_id", String(32)),
+    *keys(id_hash=String(64)),
+    *given(role=String(16), name=String(64), csrf=String(64), started_at=Float, used_at=Float),
+    *optional(key_id=String(32)),
 )
 
 agent_session = table(
     "agent_session",
-    Column("id", String(32), primary_key=True),
-    Column("tenant", String(64), nullable=False),
-    Column("key_id", String(32), nullable=False),
-    Column("secret_hash", String(64), nullable=False),
-    Column("task", String(64), nullable=False),
-    Column("group_name", String(64)),
-    Column("max_calls", BigInteger),
-    Column("max_tokens", BigInteger),
-    Column("max_seconds", Float),
-    Column("num_calls", BigInteger, nullable=False, server_default="0"),
-    Column("num_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("created_at", Float, nullable=False),
+    *keys(id=String(32)),
+    *given(tenant=String(64), key_id=String(32), secret_hash=String(64), task=String(64)),
+    *optional(group_name=String(64), max_calls=BigInteger, max_tokens=BigInteger, max_seconds=Float),
+    *given("0", num_calls=BigInteger, num_tokens=BigInteger),
+    *given(created_at=Float),
     Column("expires_at", Float, nullable=False, index=True),
-    Column("ended_at", Float),
+    *optional(ended_at=Float),
 )
 
 api_key = table(
     "api_key",
-    Column("id", String(32), primary_key=True),
-    Column("secret_hash", String(64), nullable=False),
-    Column("role", String(16), nullable=False),
-    Column("tenant", String(64), nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("scopes", String(128), nullable=False, server_default=""),
-    Column("name", String(64), nullable=False, server_default=""),
-    Column("expires_at", Float),
-    Column("revoked_at", Float),
+    *keys(id=String(32)),
+    *given(secret_hash=String(64), role=String(16), tenant=String(64), created_at=Float),
+    *given("", scopes=String(128), name=String(64)),
+    *optional(expires_at=Float, revoked_at=Float),
 )
 
-home_secret = table(
-    "home_secret",
-    Column("name", String(16), primary_key=True),
-    Column("value", String(64), nullable=False),
-)
+home_secret = table("home_secret", *keys(name=String(16)), *given(value=String(64)))

@@ -34,10 +34,7 @@ Row = Mapping[str, Any]
 
 
 def among(connection: Connection, column: ColumnElement[Any], values: Collection[Any]) -> ColumnElement[bool]:
-    """Select rows whose `column` is one of `values`, which must not be empty.
-
-    The bounds are redundant, but with them only the matching partitions are searched.
-    """
+    """Select rows whose `column` is one of `values`, not empty; with their bounds, so that only their partitions are searched."""
     bounds = column.between(min(values), max(values))
     if connection.dialect.name == "sqlite":
         return and_(column.in_(values), bounds)
@@ -117,7 +114,6 @@ def delete_free(connection: Connection, table: Table, *which: ColumnElement[bool
 
 
 def _insert(connection: Connection, table: Table, rows: Sequence[Row]) -> tuple[Any, Any]:
-    """The statement for these rows in the connection's dialect, and its parameters."""
     if connection.dialect.name == "sqlite":
         return sqlite.insert(table), [dict(row) for row in rows]
     return _insert_unnested(table, tuple(rows[0])), _arrays(rows)

@@ -21,9 +21,8 @@ from contracts.tasks.gate import GateRule, default_graders, proves, why_no_gate
 from contracts.tasks.judges import JudgeRule
 from contracts.tasks.people import AskingRule, AuditRule, TrustRule
 from contracts.tasks.rewards import GraderRule, RewardRule, VerifierRule
-from contracts.tasks.section import Misplaced, TaskSection
+from contracts.tasks.section import NOWHERE, Misplaced, Source, TaskSection
 from contracts.tasks.signals import SignalRule
-from contracts.tasks.source import NOWHERE, Source
 
 _ROUNDING = 1e-6
 
@@ -239,11 +238,7 @@ class Task(TaskSection):
         return self._source.where(location)
 
     def signal(self, name: str) -> SignalRule:
-        """The rule of a declared signal.
-
-        Raises:
-            InvalidValue: the task does not declare this signal.
-        """
+        """The rule of a declared signal. Raises InvalidValue: the task does not declare this signal."""
         if name not in self.signals:
             raise InvalidValue(
                 f"task {self.name!r} declares no signal {name!r}; it has {sorted(self.signals)}", param="name"

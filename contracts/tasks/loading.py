@@ -10,19 +10,14 @@ from pydantic import ValidationError
 from contracts.errors import InvalidTask
 from contracts.files import read_small
 from contracts.tasks import Task
-from contracts.tasks.section import Misplaced, mistake_of
-from contracts.tasks.source import Source
+from contracts.tasks.section import Misplaced, Source, mistake_of
 
 MAX_BYTES = 2**22
 """Of a task file."""
 
 
 def load_tasks(paths: tuple[Path, ...]) -> dict[str, Task]:
-    """Read and validate task files, in order; the first is the default.
-
-    Raises:
-        InvalidTask: names file, line and field of the first mistake, or a task name that two files share.
-    """
+    """Read task files; the first is the default. Raises InvalidTask: names file, line and field of the first mistake."""
     tasks: dict[str, Task] = {}
     for path in paths:
         task = _load(path)

@@ -49,7 +49,6 @@ class SignalRule(TaskSection):
     @model_validator(mode="before")
     @classmethod
     def _mean(cls, given: Any) -> Any:
-        """Fill in the defaults of `means`."""
         if not isinstance(given, dict) or given.get("means") not in MEANINGS:
             return given
         threshold = given.get("threshold", THRESHOLD)

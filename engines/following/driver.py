@@ -11,7 +11,7 @@ import msgspec
 
 from contracts.engines import Ability
 from contracts.errors import InvalidSettings, Unavailable
-from contracts.support import MOST_IDS
+from contracts.packing import MOST_IDS
 from runtime.base_policy import model_of
 
 MOST_TOP = 20

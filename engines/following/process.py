@@ -29,7 +29,7 @@ from runtime.engine_key import authorization, engine_key
 from runtime.engine_rows import EngineRows
 from runtime.operations import step_done
 from runtime.settings import Settings
-from runtime.weight_metrics import WeightStoreMetrics
+from runtime.weight_store import WeightStoreMetrics
 from weights.replica.replica import Replica
 from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store

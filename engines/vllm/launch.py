@@ -10,7 +10,7 @@ from pathlib import Path
 import contracts
 from contracts.errors import InvalidSettings
 from contracts.files import read_small
-from contracts.support import MOST_IDS
+from contracts.packing import MOST_IDS
 from engines.vllm.server.launcher import LEASE
 from engines.vllm.settings import VllmSettings
 from runtime.settings import Settings, make_section

@@ -29,7 +29,7 @@ from pipelines.training.versions.publisher import Publisher
 from pipelines.training.versions.publishing import Publishing
 from pipelines.training.worker import Trainer
 from runtime.settings import load_section
-from runtime.weight_metrics import WeightStoreMetrics
+from runtime.weight_store import WeightStoreMetrics
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of
 from weights.warm_up import warm_up

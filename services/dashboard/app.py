@@ -21,7 +21,7 @@ from contracts.assignments import MOVED
 from contracts.errors import NotFound
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
-from runtime.weight_metrics import WeightStoreMetrics
+from runtime.weight_store import WeightStoreMetrics
 from services.dashboard.generations.detail import TokenTexts
 from services.dashboard.generations.routes import router as generations
 from services.dashboard.live.reader import StateReader

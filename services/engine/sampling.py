@@ -10,7 +10,7 @@ import msgspec
 
 from contracts.engines import Ability
 from contracts.errors import ContextLengthExceeded, InvalidRequest
-from contracts.support import MOST_IDS
+from contracts.packing import MOST_IDS
 from services.engine.grammars import json_grammar, lark_grammar
 
 MIN_TEMPERATURE = 1e-3

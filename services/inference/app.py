@@ -13,14 +13,14 @@ from contracts.assignments import MOVED
 from contracts.draws import UnitKind
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
-from contracts.version_parents import BASE, stored_parents
+from contracts.version_history import BASE, stored_parents
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
 from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
-from runtime.weight_metrics import WeightStoreMetrics
+from runtime.weight_store import WeightStoreMetrics
 from services.http import KeyRing, make_service
 from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes

@@ -18,8 +18,7 @@ import msgspec
 import structlog
 
 from contracts import revocations
-from contracts.arm_secret import read_arm_secret
-from contracts.arms import DRAWN, Unit, draw_arm, logged_draw, unit_of
+from contracts.arms import DRAWN, Unit, draw_arm, logged_draw, read_arm_secret, unit_of
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
 from contracts.draws import LoggedDraw, UnitKind
 from contracts.errors import InvalidSettings, Unavailable, VersionRevoked

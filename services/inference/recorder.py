@@ -18,10 +18,9 @@ import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
-from contracts.experts import MAX_PACKED_BYTES, pack_experts
+from contracts.packing import MAX_PACKED_BYTES, pack_experts, pack_support
 from contracts.records import Generation, GenerationBody, pack_body, pack_floats, pack_ids
 from contracts.sampling import ExpertShape
-from contracts.support import pack_support
 from contracts.topics import GENERATIONS
 from engines.wire import RecordedExperts
 from runtime.log.outbox import message

@@ -105,11 +105,11 @@ def learned(any_database: Database) -> Learned:
 
 
 def test_what_is_whole_is_counted_and_explained(learned: Learned) -> None:
-    counts, problems = learned.check()
-    assert problems == ([], [], [])
-    assert counts.monitors == {"measured": NUM_ANSWERS - NUM_NULLS, "null": NUM_NULLS}
-    assert counts.corrections == {"corrected": 2, "same_reward": 1, "replaced": 1, "waiting": 1}
-    assert counts.shadow_prompts == {"compared": 4, "refused by the endpoint": 1, "no more prompts": 3}
+    found = learned.check()
+    assert [list(identity.problems) for identity in found] == [[], [], []]
+    assert found.monitors.counts == {"measured": NUM_ANSWERS - NUM_NULLS, "null": NUM_NULLS}
+    assert found.corrections.counts == {"corrected": 2, "same_reward": 1, "replaced": 1, "waiting": 1}
+    assert found.shadow_prompts.counts == {"compared": 4, "refused by the endpoint": 1, "no more prompts": 3}
 
 
 def lose_sum(learned: Learned) -> str:
@@ -137,7 +137,7 @@ def lose_fate(learned: Learned) -> str:
     """While the log still has the revision, it may only wait; a week later it cannot."""
     learned.change(delete(outcome).where(outcome.c.key == learned.keys[0], outcome.c.revision == 2))
     found = learned.check()
-    assert (found.counts.corrections["waiting"], found.problems.corrections) == (2, [])
+    assert (found.corrections.counts["waiting"], found.corrections.problems) == (2, [])
     learned.change(update(score).where(score.c.key == learned.keys[0]).values(at=time.time() - KEPT_SECONDS - 60.0))
     return f"correction {learned.keys[0]}, revision 2: it was scored over 7 days ago"
 
@@ -171,4 +171,4 @@ def lose_left_out(learned: Learned) -> str:
 def test_a_planted_loss_is_named(learned: Learned, lose: Lose) -> None:
     says = lose(learned)
     found = learned.check()
-    assert [problem for kind in found.problems for problem in kind if problem.startswith(says)], found.problems
+    assert [problem for identity in found for problem in identity.problems if problem.startswith(says)], found

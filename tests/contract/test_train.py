@@ -11,8 +11,7 @@ import pytest
 from contracts import assignments, holds, revocations
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.errors import Held, StaleWrite, VersionRevoked
-from contracts.rejection import withdraw
-from contracts.retreat import revoke_unproven
+from contracts.rejection import revoke_unproven, withdraw
 from contracts.rollback import roll_back
 from pipelines.release.train import moves, repository
 from pipelines.release.train.repository import Train

@@ -23,7 +23,7 @@ from contracts.rollback import promote, roll_back
 from contracts.sampling import Span
 from contracts.tables import assignment_change, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
-from contracts.version_parents import stored_parents
+from contracts.version_history import stored_parents
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.worker import Trainer
 from rewards.worker import RewardsHandler

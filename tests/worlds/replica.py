@@ -5,12 +5,7 @@ from pathlib import Path
 
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
-from tests.unit.weights.examples import (
-    POLICY,
-    chunks_of,
-    publish_chain,
-    same,
-)
+from tests.unit.weights.examples import POLICY, chunks_of, publish_chain, same
 from weights.codec.history import History
 from weights.replica.replica import Replica
 from weights.replica.slots import Slot

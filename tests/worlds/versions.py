@@ -9,6 +9,7 @@ import numpy as np
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from weights.codec.delta import apply_staged, stage
 from weights.codec.history import History
 from weights.publish import publish_version
 from weights.stores.store import WeightStore
@@ -45,6 +46,17 @@ def moved(tensors: Mapping[str, Tensor], density: float, seed: int) -> Tensors:
         words[_is_not_finite(words)] = 0
         found[name] = tensor._replace(data=words.view(np.uint8))
     return found
+
+
+def decode(
+    base: Mapping[str, Tensor] | None, manifest: Manifest, payload: bytes, history: History | None = None
+) -> Tensors:
+    """The target of a payload, in memory of its own. Raises WeightsRefused as `stage`."""
+    staged = stage(base, manifest, payload, history)
+    known = {} if base is None or manifest.base_root is None else base
+    tensors = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in known.items()}
+    apply_staged(tensors, staged)
+    return tensors
 
 
 def publish_next(

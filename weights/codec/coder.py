@@ -41,10 +41,7 @@ _STATE_WORDS = 2
 
 
 def _survival() -> npt.NDArray[np.uint32]:
-    """Cumulative probability of a gap at each bucket's start, in units of 2**-SCALE_BITS; the rest is the escape.
-
-    Integers only, so that every machine has the same table: q16 is exp(-1/16) in 62 bits.
-    """
+    """Cumulative probability of a gap at each bucket's start, in units of 2**-SCALE_BITS. Integers only: the same on every machine."""
     q16, alive, bounds = 4332278087304955804, 1 << 62, []
     for _ in range(NUM_BUCKETS + 1):
         bounds.append((1 << SCALE_BITS) - (alive >> (62 - SCALE_BITS)))
@@ -80,10 +77,7 @@ def add_levels(contexts: Words, row_codes: Bytes, column_codes: Bytes, levelled:
 
 @compiled
 def direction_of(place: Any, state: np.uint8, row_codes: Bytes, column_codes: Bytes) -> Any:
-    """The context of a change's direction, and whether it is expected to go down.
-
-    A state that remembers a move predicts the same direction. For other states the factors predict it, if there are any.
-    """
+    """The context of a change's direction, and whether it goes down: as the state's last move, else as the factors say."""
     is_down = state >> 7 == 1
     if column_codes.size == 0:
         return np.int64(state & _STATE_MASK), is_down
@@ -181,10 +175,7 @@ def code_block(
     rows: Words,
     out: Words,
 ) -> int:
-    """Code a block's changes, last first, into the end of `out`, in reading order. Returns the number of words.
-
-    The tables are those of `decode_block`; `out` has room for three words per change and one per four escapes.
-    """
+    """Code a block's changes, last first, into the end of `out` (three words per change, one per four escapes); how many words."""
     state, free = _FIRST, out.size
     limit = np.uint64(LIMIT)
     escape_start = np.uint64(bounds[NUM_BUCKETS])

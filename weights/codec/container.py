@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Final
 
 import msgspec
@@ -71,11 +71,7 @@ def join_payload(header: Header, bodies: Iterable[bytes | memoryview]) -> bytes:
 
 
 def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, Iterator[memoryview]]:
-    """The header, the target's layout, and the bodies in its order.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """The header, the target's layout, and the bodies in its order. Raises WeightsRefused: `corrupt_payload`."""
     start = len(MAGIC) + _LENGTH_BYTES
     end = start + int.from_bytes(payload[len(MAGIC) : start], "little")
     if payload[: len(MAGIC)] != MAGIC or not start <= end <= len(payload):
@@ -99,17 +95,11 @@ def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, 
     lengths = [head.num_bytes for head in header.tensors]
     if min(lengths, default=0) < 0 or end + sum(lengths) != len(payload):
         raise corrupt(f"its tensors take {sum(lengths)} bytes, there are {len(payload) - end}")
-    return header, layout, _bodies(memoryview(payload)[end:], lengths)
+    content, borders = memoryview(payload), pairwise(accumulate(lengths, initial=end))
+    return header, layout, (content[first:last] for first, last in borders)
 
 
 def corrupt(reason: str, tensor: str | None = None) -> WeightsRefused:
     """The error for a payload that arrived intact and cannot be decoded."""
     what = "the payload" if tensor is None else f"tensor {tensor!r}"
     return WeightsRefused("corrupt_payload", f"{what} cannot be decoded: {reason}", tensor=tensor)
-
-
-def _bodies(content: memoryview, lengths: list[int]) -> Iterator[memoryview]:
-    offset = 0
-    for length in lengths:
-        yield content[offset : offset + length]
-        offset += length

@@ -1,8 +1,7 @@
 """The model of the context coder: how soon each kind of weight changes, which way, how far. Pure.
 
-A kind, or context, is the class of a weight and the state of its history. For floats the class is the exponent: a step of one
-unit in the last place is proportional to the weight, an update is not, so small weights change often. Tables are estimated
-from the version itself and travel with it; a context with too little evidence falls back to a coarser one.
+A kind, or context, is the class of a weight (for floats the exponent: small weights change often) and the state of its history.
+Tables are estimated from the version itself and travel with it; a context with too little evidence falls back to a coarser one.
 """
 
 from __future__ import annotations
@@ -15,15 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import WeightsRefused
-from weights.codec.kernels import (
-    CLASS_BITS,
-    NUM_CLASSES,
-    NUM_DIRECTIONS,
-    NUM_STATES,
-    NUM_TOKENS,
-    TABLE_BITS,
-    TIME_BITS,
-)
+from weights.codec.kernels import CLASS_BITS, NUM_CLASSES, NUM_DIRECTIONS, NUM_STATES, NUM_TOKENS, TABLE_BITS, TIME_BITS
 
 NUM_CONTEXTS = NUM_CLASSES << CLASS_BITS
 ANY = 1
@@ -115,11 +106,7 @@ def fit(evidence: ChangeCounts) -> Tables:
 
 
 def model_of(tables: Tables) -> Model:
-    """Fill the tables' gaps.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`, the tables are invalid.
-    """
+    """Fill the tables' gaps. Raises WeightsRefused: `corrupt_payload`, the tables are invalid."""
     columns = (tables.rate_classes, tables.rate_states, tables.rate_codes)
     classes, states, codes = (np.frombuffer(column, np.uint8) for column in columns)
     if not classes.size == states.size == codes.size:
@@ -127,8 +114,11 @@ def model_of(tables: Tables) -> Model:
     if states.max(initial=0) >= NUM_STATES or codes.max(initial=0) > _LAST_CODE:
         raise _corrupt("a state or a rate is out of range")
     hazards = np.ones((NUM_CLASSES, NUM_STATES), dtype=np.uint32)
-    for number in _general_first(states):
-        hazards[classes[number], _which(states[number])] = _units(int(codes[number]))
+    # The general ones first.
+    for number in np.argsort(np.where(states == 0, 0, np.where(states == ANY, 1, 2)), kind="stable"):
+        state, units = states[number], _two_to(int(codes[number]) - _CODE_OF_ONE, TIME_BITS)
+        which = slice(None) if state == 0 else slice(1, None) if state == ANY else slice(state, state + 1)
+        hazards[classes[number], which] = max(1, min(units, _LONGEST))
     agreement = np.full(NUM_DIRECTIONS, 1 << (TABLE_BITS - 1), dtype=np.uint16)
     for context, code in tables.directions:
         if not (0 <= context < NUM_DIRECTIONS and 1 <= code <= _LAST_SHARE):
@@ -178,8 +168,8 @@ def _fit_rates(evidence: ChangeCounts) -> tuple[bytes, bytes, bytes]:
     entries = [(classes[row], 0, still[row]) for row in range(classes.size)]
     entries += [(classes[row], ANY, moved[row]) for row in np.flatnonzero(use_moved)]
     entries += [(classes[row], state, own[row, state]) for row, state in np.argwhere(use_own)]
-    columns = np.array(entries, dtype=np.uint8).reshape(-1, 3).T
-    return columns[0].tobytes(), columns[1].tobytes(), columns[2].tobytes()
+    first, second, third = np.array(entries, dtype=np.uint8).reshape(-1, 3).T
+    return first.tobytes(), second.tobytes(), third.tobytes()
 
 
 def _fit_directions(agreed: Floats) -> tuple[tuple[int, int], ...]:
@@ -236,14 +226,12 @@ def _token_rows(rows: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]) -> np
 
 
 def _codes(seen: Floats, changed: Floats) -> npt.NDArray[np.int64]:
-    """The hazards at which `changed` of `seen` weights change."""
     share = np.minimum((changed + 0.02) / (seen + 0.04), 0.9997)
     codes = np.clip(np.rint(8 * np.log2(-np.log1p(-share))) + _CODE_OF_ONE, 32, _LAST_CODE)
     return np.asarray(codes, dtype=np.int64)
 
 
 def _saving(seen: Floats, changed: Floats, fallback: Any, own: Any) -> Floats:
-    """Bits saved by a separate hazard."""
     return _bits(seen, changed, fallback) - _bits(seen, changed, own)
 
 
@@ -257,22 +245,10 @@ def _share(against: float, along: float) -> int:
     return int(min(max(round(256 * (along + 0.5) / (along + against + 1.0)), 1), 255))
 
 
-def _general_first(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    return np.argsort(np.where(states == 0, 0, np.where(states == ANY, 1, 2)), kind="stable")
-
-
-def _which(state: int) -> slice:
-    return slice(None) if state == 0 else slice(1, None) if state == ANY else slice(state, state + 1)
-
-
-def _units(code: int) -> int:
-    return max(1, min(_two_to(code - _CODE_OF_ONE, TIME_BITS), _LONGEST))
-
-
 def _two_to(eighths: int, bits: int) -> int:
     """2 ** (eighths / 8) in units of 2 ** -bits, rounded down."""
-    octave = eighths // 8 + bits - 30
-    return _EIGHTHS[eighths % 8] << octave if octave >= 0 else _EIGHTHS[eighths % 8] >> -octave
+    octave, within = eighths // 8 + bits - 30, _EIGHTHS[eighths % 8]
+    return within << octave if octave >= 0 else within >> -octave
 
 
 def _corrupt(reason: str) -> WeightsRefused:

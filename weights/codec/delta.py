@@ -1,15 +1,14 @@
 """Lossless deltas between two versions, tensor by tensor, on bit patterns. `docs/weight-format.md` is the format.
 
-A tensor is sent in the smallest of four ways: `unchanged`; `sparse`, its changes coded in the context of the base and of the
-history that both ends have; `dense`, the distances of all elements in byte planes; `raw`. Nothing is changed before
-everything is verified: `stage` decodes and verifies, `apply_staged` only scatters.
+A tensor is sent in the smallest of four ways: `unchanged`; `sparse`, its changes in the context of base and history; `dense`,
+the distances of all elements in byte planes; `raw`. `stage` decodes and verifies, `apply_staged` only scatters.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +22,25 @@ from weights.codec.container import (
     UNCHANGED,
     Entry,
     Header,
-    Layout,
     TensorHead,
     corrupt,
     join_payload,
     layout_of,
     split_payload,
 )
-from weights.codec.contexts import Tables, model_of
+from weights.codec.contexts import model_of
 from weights.codec.dense import decode_dense, encode_dense
-from weights.codec.history import History, Moves
+from weights.codec.history import History, Moves, no_moves
+from weights.codec.kernels import Words
 from weights.codec.sparse import MOST_WORDS, WIDEST, BaseTensor, CodedChanges, Encoder, decode_sparse, find_changes
-from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of_leaves, words_of
+from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
+from weights.versions.layout import parts_of
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest, check_schema
 
 CODEC = "context-rans/1"
 _DENSE_FROM = 0.12
 """Density from which sparse and dense are both tried."""
 _WIDEST_ELEMENT = 16
-
-Words = npt.NDArray[Any]
 
 
 class Encoded(NamedTuple):
@@ -59,7 +57,7 @@ class Encoded(NamedTuple):
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
-        """The payload in parts of at most `CHUNK_BYTES`."""
+        """The parts of the payload."""
         return tuple(Chunk(blake3(part).hexdigest(), len(part)) for part in split_chunks(self.payload))
 
 
@@ -95,10 +93,7 @@ class _Way(NamedTuple):
 
 
 def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
-    """Express `target` as a change of `base`, or in full when `base` is None.
-
-    No tensor costs more than its raw bytes plus 64. `history` is only read; None: no weight has moved before.
-    """
+    """Express `target` as a change of `base`; None: in full. A tensor costs at most its bytes plus 64. `history` is only read."""
     known, history, layout = base or {}, history or History(), layout_of(target)
     num_weights = sum(math.prod(shape) for _, _, shape in layout)
     coder, leaves, ways, num_changed = Encoder(num_weights), [], [], 0
@@ -112,8 +107,7 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
     for number, (name, dtype, shape) in enumerate(layout):
         way = ways[number]
         if way.head.way == UNCHANGED:
-            size = words_of(target[name]).size
-            moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), size)
+            moves[name] = no_moves(target[name])
         elif way.changes is not None:
             old = words_of(known[name])
             held = BaseTensor(name, dtype, shape, old, history.states(name, old.size))
@@ -123,7 +117,9 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
                 moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
     same = base is not None and layout == layout_of(base)
     heads = tuple(way.head for way in ways)
-    header = Header(None if same else layout, used_tables(models, layout, heads), heads)
+    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
+    tables = {dtype: table for dtype, table in models.items() if dtype in used}
+    header = Header(None if same else layout, tables, heads)
     return Encoded(
         join_payload(header, [way.content for way in ways]),
         root_of_leaves(leaves),
@@ -132,12 +128,6 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
         sum(target[name].data.size for name, _, _ in layout),
         moves,
     )
-
-
-def used_tables(tables: Mapping[str, Tables], layout: Layout, heads: tuple[TensorHead, ...]) -> dict[str, Tables]:
-    """The tables of dtypes that some tensor is coded with."""
-    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
-    return {dtype: table for dtype, table in tables.items() if dtype in used}
 
 
 def stage(
@@ -150,23 +140,18 @@ def stage(
 ) -> Staged:
     """Decode and verify a version, tensor by tensor, without changing any argument.
 
-    Args:
-        manifest: its manifest.
-        payload: its chunks, joined.
-        base: the weights of `manifest.base_version`; ignored if the payload needs no base.
-        history: the receiver's history; None: it has none.
-        base_root: root of `base`, if the caller has already verified exactly these bits; None: it is computed.
+    `base`: the weights of `manifest.base_version`, with the receiver's `history` (None: it has none); `base_root`: its root, if the caller
+    has already verified exactly these bits. `payload`: the chunks, joined.
 
-    Raises:
-        WeightsRefused: checked in this order: `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
-            `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
+    Raises WeightsRefused: checked in this order: `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
+    `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
     """
     check_schema(manifest.schema)
     if manifest.codec != CODEC:
         raise WeightsRefused("unknown_codec", f"the payload is in {manifest.codec!r}, this process reads {CODEC!r}")
     known = _checked_base(base, manifest, base_root)
     past = _checked_history(history, manifest)
-    check_payload(manifest, payload)
+    parts_of(manifest, payload)
     header, layout, bodies = split_payload(payload, layout_of(known) if manifest.base_root is not None else None)
     if strangers := header.models.keys() - {tensor.dtype for tensor in known.values()}:
         raise corrupt(f"it has tables for {len(strangers)} types of which the base has no tensor")
@@ -174,18 +159,15 @@ def stage(
     leaves, changes, moves = [], {}, {}
     scratch = np.empty(max((tensor.data.size for tensor in known.values()), default=0), np.uint8)
     for (name, dtype, shape), head, body in zip(layout, header.tensors, bodies, strict=True):
-        old = known.get(name)
-        if old is not None and (old.dtype, tuple(old.shape)) != (dtype, shape):
-            old = None
+        old = _alike(known.get(name), dtype, shape)
         if head.way == UNCHANGED and old is not None and not body:
             leaves.append((name, dtype, shape, digest_of(old)))
-            moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), words_of(old).size)
+            moves[name] = no_moves(old)
             continue
         if head.way == SPARSE and old is not None and dtype in models:
             before = words_of(old)
-            words, moved = decode_sparse(
-                BaseTensor(name, dtype, shape, before, past.states(name, before.size)), models[dtype], head, body
-            )
+            held = BaseTensor(name, dtype, shape, before, past.states(name, before.size))
+            words, moved = decode_sparse(held, models[dtype], head, body)
             after = scratch[: before.nbytes].view(before.dtype)
             np.copyto(after, before)
             after[moved.places] = words
@@ -204,10 +186,7 @@ def stage(
 
 
 def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
-    """Make `tensors` the target, in place, by scattering only; returns the changes that undo it.
-
-    Tensors that are rewritten as a whole are replaced, so their old arrays keep their content.
-    """
+    """Make `tensors` the target, in place; returns the changes that undo it. Rewritten tensors are replaced: old arrays stay."""
     undo: dict[str, TensorChange] = {}
     added = staged.changes.keys() - tensors.keys()
     for name, change in staged.changes.items():
@@ -226,57 +205,30 @@ def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
     return Staged(undo, tuple(sorted(added)), {}, "")
 
 
-def decode(
-    base: Mapping[str, Tensor] | None, manifest: Manifest, payload: bytes, history: History | None = None
-) -> Tensors:
-    """The target, in fresh memory. Raises WeightsRefused as `stage`."""
-    staged = stage(base, manifest, payload, history)
-    kept = {} if manifest.base_root is None else dict(base or {})
-    for name in staged.removed:
-        del kept[name]
-    tensors = {
-        name: tensor._replace(data=tensor.data.copy())
-        for name, tensor in kept.items()
-        if name not in staged.changes or staged.changes[name].places is not None
-    }
-    apply_staged(tensors, staged._replace(removed=()))
-    return tensors
-
-
 def split_chunks(payload: bytes) -> list[memoryview]:
     """The payload in parts of at most `CHUNK_BYTES`; the same memory."""
     view = memoryview(payload)
     return [view[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
 
 
-def check_payload(manifest: Manifest, payload: bytes) -> None:
-    """Refuse (`payload_size`, `payload_hash`) bytes that are not the ones the manifest names."""
-    if len(payload) != manifest.payload_bytes:
-        raise WeightsRefused(
-            "payload_size", f"the payload has {len(payload)} bytes, not {manifest.payload_bytes}: fetch it again"
-        )
-    view, offset = memoryview(payload), 0
-    for number, chunk in enumerate(manifest.chunks):
-        if blake3(view[offset : offset + chunk.num_bytes]).hexdigest() != chunk.blake3:
-            raise WeightsRefused("payload_hash", f"chunk {number} was changed on the way: fetch it again")
-        offset += chunk.num_bytes
-
-
 def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: History, name: str) -> tuple[_Way, int]:
     after = words_of(new)
-    if old is None or (old.dtype, tuple(old.shape)) != (new.dtype, tuple(new.shape)):
+    if (base := _alike(old, new.dtype, tuple(new.shape))) is None:
         return _smallest(None, after), after.size
-    before = words_of(old)
+    before = words_of(base)
     places = find_changes(before, after)
     if places.size == 0:
         return _Way(TensorHead(), b""), 0
-    density = places.size / after.size
     if places.size > coder.room or after.itemsize > WIDEST or after.size > MOST_WORDS:
         return _smallest(before, after), places.size
     held = BaseTensor(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
     changes = coder.look(held, after, places)
-    other = _smallest(before, after) if density > _DENSE_FROM else _raw(after)
+    other = _smallest(before, after) if places.size / after.size > _DENSE_FROM else _raw(after)
     return other._replace(changes=changes), places.size
+
+
+def _alike(old: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor | None:
+    return old if old is not None and (old.dtype, tuple(old.shape)) == (dtype, shape) else None
 
 
 def _smallest(old: Words | None, new: Words) -> _Way:
@@ -290,7 +242,6 @@ def _raw(new: Words) -> _Way:
 
 
 def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
-    """All words of a tensor that travels dense or raw."""
     name, dtype, shape = entry
     if head.way == RAW:
         return words_of(Tensor(dtype, shape, np.frombuffer(bytearray(body), dtype=np.uint8)))
@@ -309,9 +260,7 @@ def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview)
 def _checked_base(base: Mapping[str, Tensor] | None, manifest: Manifest, base_root: str | None) -> Mapping[str, Tensor]:
     if manifest.base_root is None:
         return {}
-    root = base_root
-    if base is not None and root is None:
-        root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in base.items())
+    root = root_of(base) if base is not None and base_root is None else base_root
     if base is None or root != manifest.base_root:
         raise WeightsRefused(
             "wrong_base",
@@ -322,7 +271,7 @@ def _checked_base(base: Mapping[str, Tensor] | None, manifest: Manifest, base_ro
 
 
 def _checked_history(history: History | None, manifest: Manifest) -> History:
-    if manifest.history is None or manifest.history == NO_HISTORY:
+    if manifest.history in {None, NO_HISTORY}:
         return History()
     if history is None or history.digest != manifest.history:
         raise WeightsRefused(

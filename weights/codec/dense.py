@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
 from weights.codec.container import corrupt
+from weights.codec.history import LARGEST_RATIO
+from weights.codec.kernels import Words
 
 _LEVEL = 1
-_LARGEST_RATIO = 2**15
-"""The largest ratio of zstd: a block of 4 bytes expands to at most 128 KiB."""
-
-Words = npt.NDArray[Any]
 
 
 def encode_dense(old: Words | None, new: Words) -> bytes:
@@ -29,13 +26,9 @@ def encode_dense(old: Words | None, new: Words) -> bytes:
 
 
 def decode_dense(old: Words | None, body: memoryview, num_words: int, dtype: np.dtype[Any], name: str) -> Words:
-    """Invert `encode_dense`.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """Invert `encode_dense`. Raises WeightsRefused: `corrupt_payload`."""
     num_bytes = num_words * dtype.itemsize
-    if num_bytes > len(body) * _LARGEST_RATIO:
+    if num_bytes > len(body) * LARGEST_RATIO:
         raise corrupt(f"{len(body)} bytes cannot decompress to {num_bytes}", name)
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:

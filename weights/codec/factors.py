@@ -1,8 +1,7 @@
 """Which rows and columns of a matrix moved, and up or down: a rank-one fit of the signs of its changes. Pure.
 
-An update is a sum of few outer products, and Adam keeps little more than their signs. So one number per row and one per column
-predict well whether a weight moves, and in which direction. Two numbers for a row and a column of thousands of weights cost
-little; the encoder fits them, and sends them if they save more than they cost.
+An update is a sum of few outer products, so one number per row and one per column predict well whether a weight moves, and in
+which direction. The encoder fits them, and sends them if they save more than they cost.
 """
 
 from __future__ import annotations
@@ -46,14 +45,7 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 def fit_factors(
     shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
 ) -> SignFactors | None:
-    """Factors of a tensor's changes; None: they would cost more than they save.
-
-    Args:
-        shape: of the tensor.
-        places: indices of the changes.
-        moved_down: 1 per change that goes down.
-        unknown: the changes whose direction the history does not predict.
-    """
+    """Factors of the changes at `places`, down where `moved_down`, of `unknown` direction; None: they would cost more than they save."""
     num_rows, num_columns = sides(shape)
     if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):
         return None
@@ -81,11 +73,7 @@ def pack_factors(factors: SignFactors) -> bytes:
 
 
 def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> SignFactors:
-    """Invert `pack_factors`.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """Invert `pack_factors`. Raises WeightsRefused: `corrupt_payload`."""
     num_rows, num_columns = sides(shape)
     try:
         with zstandard.ZstdDecompressor().stream_reader(content) as reader:

@@ -1,8 +1,8 @@
 """What both ends remember about recent versions: which weights moved, how recently, how often in a row, and up or down.
 
 One byte per weight: bit 7 is 1 if it moved down, bits 6 to 3 count the versions for which the move is still remembered, bits
-2 to 0 count the moves in a row in one direction; 0 remembers nothing. The history follows from the versions since the last
-anchor, so it needs no signature: its digest, which a manifest names, is the hash chain of their roots.
+2 to 0 count the moves in a row in one direction; 0 remembers nothing. The digest, which a manifest names, is the hash chain of
+the roots of the versions since the last anchor.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from weights.codec import kernels
+from weights.tensors import Tensor, words_of
 from weights.versions.manifest import NO_HISTORY
 
-_LARGEST_RATIO = 2**15
+LARGEST_RATIO = 2**15
 """The largest ratio of zstd: a block of 4 bytes expands to at most 128 KiB."""
 
 States = npt.NDArray[np.uint8]
@@ -35,6 +36,11 @@ class Moves(NamedTuple):
     moved_down: npt.NDArray[np.uint8]
     """[changes]"""
     num_weights: int
+
+
+def no_moves(tensor: Tensor) -> Moves:
+    """Of a tensor that did not change."""
+    return Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), words_of(tensor).size)
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -92,14 +98,10 @@ class History:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> History:
-        """Invert `to_bytes`.
-
-        Raises:
-            WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor.
-        """
+        """Invert `to_bytes`. Raises WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor."""
         try:
             # The size in a damaged frame is not trusted: zstd would allocate that much memory at once.
-            if zstandard.frame_content_size(content) > len(content) * _LARGEST_RATIO:
+            if zstandard.frame_content_size(content) > len(content) * LARGEST_RATIO:
                 raise WeightsRefused("corrupt_history", "the history cannot be read: it claims an impossible size")
             saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
         except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

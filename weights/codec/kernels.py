@@ -55,10 +55,7 @@ def compiled(function: _Function) -> _Function:
 
 @compiled
 def find_changes(old: Words, new: Words, old_eights: Words, new_eights: Words, places: Words) -> int:
-    """Write the indices at which two arrays of words differ, ascending, into `places` [as many words + 1]; how many.
-
-    `old_eights` and `new_eights` are the same memory as whole uint64; most of them are equal.
-    """
+    """Write the indices at which two arrays of words (and uint64 views of them) differ into `places`, ascending; how many."""
     count: Any = np.uint64(0)
     lanes = 8 // old.itemsize
     for eight in range(old_eights.size):

@@ -32,6 +32,7 @@ from weights.codec.contexts import (
 )
 from weights.codec.factors import NO_FACTORS, SignFactors, fit_factors, pack_factors, unpack_factors
 from weights.codec.history import Moves, States
+from weights.codec.kernels import Words
 
 BLOCK = 1 << 18
 """Weights that are coded on their own, so that blocks can be decoded side by side."""
@@ -49,7 +50,6 @@ _TENSOR_SAMPLE = 1 << 14
 _EARLIEST_SCALE = 8
 """A tensor with more changes than this has its own rate."""
 
-Words = npt.NDArray[Any]
 Places = npt.NDArray[np.uint32]
 Contexts = npt.NDArray[np.uint16]
 Levelled = npt.NDArray[np.uint32]
@@ -81,11 +81,7 @@ class BaseTensor(NamedTuple):
 
 
 class Encoder:
-    """Codes the tensors of one version.
-
-    Args:
-        num_weights: of the whole version.
-    """
+    """Codes the tensors of one version, which has `num_weights` in all."""
 
     def __init__(self, num_weights: int) -> None:
         self._stride = max(1, num_weights // _SAMPLE)
@@ -118,7 +114,7 @@ class Encoder:
         contexts: Any = find_contexts(known)
         model, count = self._models[known.dtype], changes.places.size
         has_factors = changes.factors.columns.size > 0
-        expected = kernels.expected_changes(contexts, sample_stride(contexts.size), model.hazards)
+        expected = kernels.expected_changes(contexts, max(1, contexts.size // _TENSOR_SAMPLE), model.hazards)
         scale = scale_of(count, expected) if count > _EARLIEST_SCALE else 0
         levels: tuple[int, ...] = ()
         described: Any = changes.contexts
@@ -150,11 +146,7 @@ class Encoder:
 
 
 def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves]:
-    """The new words of the elements that change, and where they are.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """The new words of the elements that change, and where they are. Raises WeightsRefused: `corrupt_payload`."""
     old, states, is_float = known.old, known.states, bool(_spec(known.dtype).is_float)
     _check_head(known, head, len(body))
     contexts: npt.NDArray[Any] = find_contexts(known)
@@ -166,8 +158,7 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
         contexts = levelled
     hazards = _hazards(model, head.scale, head.levels)
     coded, total = np.frombuffer(body[head.factor_bytes :], dtype="<u4"), sum(head.changes)
-    places, words = np.empty(total, np.uint32), np.empty(total, old.dtype)
-    moved_down = np.empty(total, np.uint8)
+    places, words, moved_down = np.empty(total, np.uint32), np.empty(total, old.dtype), np.empty(total, np.uint8)
     change = word = 0
     for block, (count, length) in enumerate(zip(head.changes, head.words, strict=True)):
         part, first = slice(change, change + count), block * BLOCK
@@ -206,14 +197,7 @@ def room_for(num_weights: int) -> int:
     return max(_LEAST_ROOM, int(_ROOM * num_weights))
 
 
-def sample_stride(num_weights: int) -> int:
-    """The stride of the sample that estimates how often a tensor of `num_weights` weights should change."""
-    return max(1, num_weights // _TENSOR_SAMPLE)
-
-
 class _Counts(NamedTuple):
-    """Counts in flat arrays, as the compiled loops write them."""
-
     seen: npt.NDArray[np.int64]
     changed: npt.NDArray[np.int64]
     agreed: npt.NDArray[np.int64]
@@ -244,12 +228,9 @@ def _described(known: BaseTensor, contexts: Contexts, new: Words, places: Places
             known.old, new, known.states, is_float, places, *factors,
             directions, moved_down, agrees, tokens, extras, num_extras,
         )  # fmt: skip
-        found = (
-            None
-            if is_last or not _is_matrix(known)
-            else fit_factors(known.shape, places, moved_down, known.states[places] == 0)
-        )
-        if found is None:
+        if is_last or not _is_matrix(known):
+            break
+        if (found := fit_factors(known.shape, places, moved_down, known.states[places] == 0)) is None:
             break
         factors = found  # the expected directions depend on the factors
     return CodedChanges(places, contexts[places], directions, moved_down, agrees, tokens, extras, num_extras, factors)
@@ -267,9 +248,7 @@ def _fit_levels(levelled: Levelled, changed: Levelled, model: Model, scale: int)
 
 
 def _hazards(model: Model, scale: int, levels: tuple[int, ...]) -> npt.NDArray[np.uint32]:
-    if not levels:
-        return scaled(model, scale)
-    return np.concatenate([scaled(model, scale + level) for level in levels])
+    return np.concatenate([scaled(model, scale + level) for level in levels]) if levels else scaled(model, scale)
 
 
 def _check_head(known: BaseTensor, head: TensorHead, num_bytes: int) -> None:

@@ -34,28 +34,18 @@ class ChunkFolder:
     """Chunks of one policy on disk. Nothing is synced: bytes lost in a power cut are noticed on reading, and fetched again."""
 
     def __init__(self, folder: Path, source: ChunkSource, policy: str, *, connections: int, fault: FaultPoint) -> None:
-        self._folder = folder
-        self._source = source
-        self._policy = policy
-        self._connections = connections
-        self._fault = fault
+        self._folder, self._source, self._policy = folder, source, policy
+        self._connections, self._fault = connections, fault
         make_folder_durably(folder)
 
     def fetch(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch every chunk of these payloads, but only the bytes that are not here yet.
-
-        Raises:
-            WeightsRefused: `payload_hash`, the store holds other bytes than the manifest names; `corrupt_manifest`.
-            EdgeGone: a chunk was removed from the store.
-            Unavailable: the store is away, or the disk is full. The bytes so far are kept.
-        """
+        """Fetch the missing bytes of these payloads. Raises WeightsRefused: `payload_hash`, `corrupt_manifest`; EdgeGone; Unavailable."""
         wanted = {chunk: manifest for manifest in manifests for chunk in manifest.chunks}
         same: dict[str, list[Chunk]] = {}
         for chunk in wanted:
             same.setdefault(chunk.blake3, []).append(chunk)
-        for digest, chunks in same.items():
-            if len({chunk.num_bytes for chunk in chunks}) > 1:  # two would write to one file
-                raise WeightsRefused("corrupt_manifest", f"chunk {digest} is said to have two sizes")
+            if chunk.num_bytes != same[chunk.blake3][0].num_bytes:  # two would write to one file
+                raise WeightsRefused("corrupt_manifest", f"chunk {chunk.blake3} is said to have two sizes")
         with ThreadPoolExecutor(self._connections) as pool:
             # Equal chunks of two trainers are one file here, so they are fetched one after the other.
             jobs = {chunks[0]: pool.submit(self._fetch_all, chunks) for chunks in same.values()}

@@ -3,13 +3,11 @@
 In: the wanted version. Out: its tensors, verified and memory-mapped. Waits for: the store, and the disk.
 
 <folder>/chunks/   chunks that were fetched and are not applied yet (`weights.replica.fetch`)
-<folder>/slots/    whole versions (`weights.replica.slots`)
-<folder>/current   the version that is served
+<folder>/slots/    whole versions (`weights.replica.slots`), <folder>/current the one that is served
 <folder>/lock      held by the process that keeps this folder
 
 A process that is killed anywhere in `bring` finds, when it restarts, the version it served or the one it was about to serve,
-and everything it had fetched. The version before the served one is kept: going back to it is one small write, and a sibling
-of a rejected candidate is one delta away.
+and everything it had fetched. The version before the served one is kept, to go back to.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -54,25 +53,16 @@ class ReplicaStore(ChunkSource, Protocol):
 
 
 class Replica:
-    """One policy's weights in one folder. Not for several threads; `tensors()` may be kept and read by any.
+    """One policy's weights in one folder, which belongs to it alone. `tensors()` may be kept and read by any thread.
 
-    Args:
-        folder: belongs to this replica alone.
-        store: where versions come from.
-        policy: whose versions.
-        connections: chunks that are fetched at the same time.
-        fault: called before and after each visible change, for tests.
-
-    Raises:
-        Conflict: another process uses this folder.
+    `connections`: chunks that are fetched at the same time. `fault`: called before and after each visible change, for tests.
+    Raises Conflict: another process uses this folder.
     """
 
     def __init__(
         self, folder: Path, store: ReplicaStore, policy: str, *, connections: int = 4, fault: FaultPoint = no_fault
     ) -> None:
-        self._store = store
-        self._policy = policy
-        self._fault = fault
+        self._store, self._policy, self._fault = store, policy, fault
         self._slots = Slots(folder, policy, fault)
         self._chunks = ChunkFolder(folder / "chunks", store, policy, connections=connections, fault=fault)
         self._held: Slot | None = None
@@ -115,11 +105,7 @@ class Replica:
         return self._slots.model_of(self._held)
 
     def tensors(self) -> Tensors:
-        """The served weights, memory-mapped and read-only. They stay valid when another version is brought.
-
-        Raises:
-            Unavailable: there is no version yet.
-        """
+        """The served weights, read-only views that stay valid when another version is brought. Raises Unavailable: there is none yet."""
         if self._opened is None:
             raise self._nothing_here()
         return dict(self._opened.tensors)
@@ -129,12 +115,7 @@ class Replica:
         return OpenSlot(self.tensors(), self._opened.history if self._opened else History())
 
     def payload(self, manifest: Manifest) -> bytes:
-        """The payload of an edge, for a caller that decodes it itself: it stays in this folder, where the next `bring` finds it.
-
-        Raises:
-            NotFound: a chunk was removed from the store.
-            WeightsRefused, Unavailable: as `bring`.
-        """
+        """The payload of an edge, for a caller that decodes it; the next `bring` finds it here. Raises NotFound; else as `bring`."""
         try:
             self._chunks.fetch([manifest])
         except EdgeGone as gone:
@@ -144,10 +125,9 @@ class Replica:
     def bring(self, version: int, run: str | None = None) -> Slot:
         """Serve `version`, of `run` if given. If this fails, the old version is still served.
 
-        Raises:
-            NotFound: the store has no such version, or the bytes that lead to it were removed.
-            WeightsRefused: a check failed (`weights.codec.delta.stage`), or the version is of another run: `wrong_run`.
-            Unavailable: the store is away or the disk is full; fetched chunks are kept, call again.
+        Raises NotFound: the store has no such version, or the bytes that lead to it were removed. WeightsRefused: a
+        check failed (`weights.codec.delta.stage`), or the version is of another run: `wrong_run`. Unavailable: the
+        store is away or the disk is full; fetched chunks are kept, call again.
         """
         for _ in range(_ROUNDS - 1):
             try:
@@ -187,14 +167,10 @@ class Replica:
     def _check(self, slot: Slot) -> None:
         """Check that a trusted key signed the manifest of a slot; the bytes are hashed when the slot is opened.
 
-        Slots of earlier releases have no manifest: it is fetched from the store and kept.
-
-        Raises:
-            WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot was removed.
-            NotFound, Unavailable: the slot has no manifest, and the store cannot give it.
+        Slots of earlier releases have no manifest: it is fetched from the store and kept. Raises WeightsRefused: `slot_damaged`, the
+        manifest is of other weights: the slot was removed. NotFound, Unavailable: it has none, and the store cannot give it.
         """
-        text = self._slots.manifest_of(slot)
-        if text is None:
+        if (text := self._slots.manifest_of(slot)) is None:
             manifest = self._store.edges(self._policy, slot.version)[0]
         else:
             manifest = self._store.believed(text, self._policy, slot.version)
@@ -218,20 +194,15 @@ class Replica:
         return wanted
 
     def _vouched(self) -> list[Slot]:
-        """Slots that may be served, or used as a base."""
         found = []
         for slot in self._slots.held():
-            if slot != self._held:  # that one was checked when it began to serve
-                try:
+            with suppress(NotFound, Unavailable, WeightsRefused):
+                if slot != self._held:  # that one was checked when it began to serve
                     self._check(slot)
-                except (NotFound, Unavailable, WeightsRefused):
-                    continue
-            found.append(slot)
+                found.append(slot)
         return found
 
     def _make(self, version: int, held: dict[int, Slot], run: str | None) -> Slot:
-        """Fetch and build a version by the cheapest route whose bytes are there."""
-
         def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Slot | None] | None:
             first, last = edges[0], edges[-1]
             base = None if first.base_version is None else held[first.base_version]
@@ -252,11 +223,9 @@ class Replica:
                 return self._build(*found)
 
     def _build(self, edges: list[Manifest], base: Slot | None) -> Slot:
-        """Build a complete slot of the version that the last edge leads to."""
         last = edges[-1]
-        if not is_digest(
-            last.target_root
-        ):  # it becomes the name of a folder, which is removed if the version is refused
+        # It becomes the name of a folder, which is removed if the version is refused.
+        if not is_digest(last.target_root):
             raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
         target = Slot(last.version, last.target_root, NO_HISTORY, last.run)
         # Verified again even if it is served: the disk may have damaged it since.
@@ -274,10 +243,7 @@ class Replica:
         return target
 
     def _write_model(self, path: Path, edges: list[Manifest], base: Slot | None, history: History) -> None:
-        """Write the model to `path`, durably, and advance `history`.
-
-        The base is copied and changed in place, so memory use does not grow with the model.
-        """
+        """Write the model to `path`, durably, by changing a copy of the base in place, and advance `history`."""
         mapped: Tensors = {}
         if base is not None:
             with full_disk_named(path):
@@ -293,21 +259,16 @@ class Replica:
             self._fault("stage: applied")
             tensors, root = known, staged.target_root
             advance_history(history, manifest, staged.moves)
-        if mapped.keys() == tensors.keys() and all(tensors[name].data is mapped[name].data for name in mapped):
-            _sync(path)
-        else:
+        if mapped.keys() != tensors.keys() or any(tensors[name].data is not mapped[name].data for name in mapped):
             write_safetensors(path, tensors)
+            return
+        with full_disk_named(path), path.open("rb") as file:
+            os.fsync(file.fileno())  # makes what was written through the memory map durable
 
     def _serve(self, held: Slot, opened: OpenSlot) -> None:
         if self._slots.current != held:
             self._slots.flip(held)
         self._held, self._opened = held, opened
-
-
-def _sync(path: Path) -> None:
-    """Make writes through a memory map durable."""
-    with full_disk_named(path), path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _lock(path: Path) -> int:

@@ -72,9 +72,7 @@ class Slots:
     """The slots of one policy in one folder. `refused` collects damage that was found, newest last."""
 
     def __init__(self, folder: Path, policy: str, fault: FaultPoint) -> None:
-        self._folder = folder
-        self._policy = policy
-        self._fault = fault
+        self._folder, self._policy, self._fault = folder, policy, fault
         self.refused: list[WeightsRefused] = []
         make_folder_durably(folder / "slots")
 
@@ -93,9 +91,8 @@ class Slots:
     def open(self, held: Slot) -> OpenSlot:
         """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
 
-        Raises:
-            WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
-                `history_damaged`: the slot stays, and from now on its history is unknown.
+        Raises WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
+        `history_damaged`: the slot stays, and from now on its history is unknown.
         """
         place = self._place(held)
         try:
@@ -194,8 +191,7 @@ class Slots:
         return self._folder / "slots" / _name(held)
 
     def _pointed(self) -> list[str]:
-        pointed = self._current()
-        return [] if pointed is None else [name for name in (pointed.slot, pointed.before) if name is not None]
+        return [name for name in (pointed.slot, pointed.before) if name] if (pointed := self._current()) else []
 
     def _current(self) -> _Current | None:
         # A damaged file counts as absent: then any complete slot may be served, because each has its own manifest.
@@ -203,8 +199,8 @@ class Slots:
             found = msgspec.json.decode((self._folder / "current").read_bytes(), type=_Current)
         except (FileNotFoundError, *_UNREADABLE):
             return None
-        names = [name for name in (found.slot, found.before) if name is not None]
-        return found if all(_SLOT.fullmatch(name) for name in names) else None
+        is_named = _SLOT.fullmatch(found.slot) and (found.before is None or _SLOT.fullmatch(found.before))
+        return found if is_named else None
 
     def _label(self, name: str) -> Slot | None:
         try:
@@ -212,8 +208,7 @@ class Slots:
         except (FileNotFoundError, NotADirectoryError, *_UNREADABLE):
             return None
         held = Slot(label.version, label.root, label.history, label.run)
-        is_ours = (label.schema, label.policy, name) == (SCHEMA, self._policy, _name(held))
-        return held if is_ours else None
+        return held if (label.schema, label.policy, name) == (SCHEMA, self._policy, _name(held)) else None
 
 
 def _name(held: Slot) -> str:

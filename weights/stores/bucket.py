@@ -1,7 +1,4 @@
-"""Objects in a bucket that several machines share. Waits for: the object store, each request bounded.
-
-The object store must keep `If-None-Match: *` and `If-Match` on a write: `WeightStore.check` tells whether it does.
-"""
+"""Objects in a bucket, each request bounded. It must keep `If-None-Match: *` and `If-Match` on a write: `WeightStore.check` tells."""
 
 from __future__ import annotations
 
@@ -36,6 +33,13 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 2**20
 _RENEW_SECONDS = 1800.0
 """A chunk older than this is written again if a new version needs it: pruning may remove one that is an hour old."""
+_VARIABLES = (
+    *("access_key_id", "secret_access_key", "session_token"),
+    # Without keys: those of the workload, which the client fetches with a token and renews by itself.
+    *("web_identity_token_file", "role_arn", "role_session_name", "endpoint_url_sts"),
+    *("container_credentials_full_uri", "container_credentials_relative_uri", "container_authorization_token_file"),
+)
+"""What the client is told, each from the variable of its name: AWS_ACCESS_KEY_ID, ..."""
 _INSTANCE_METADATA = "169.254.169.254"
 _BEYOND = re.compile(r"status code: 416\b|Invalid range")
 _REFUSED = re.compile(r"status code: 40[13]\b")
@@ -67,20 +71,12 @@ TIMEOUTS = BucketTimeouts()
 
 
 class BucketObjects(Objects):
-    """Objects in a bucket.
-
-    Args:
-        bucket: the bucket, or a part of it.
-        place: what messages call it.
-        clock: UTC epoch seconds, about those of the store.
-    """
+    """Objects in a bucket, or in a part of it. `clock`: UTC epoch seconds, about those of the store."""
 
     connections = 4
 
     def __init__(self, bucket: ObjectStore, place: str, clock: Callable[[], float] = time.time) -> None:
-        self.bucket = bucket
-        self.place = place
-        self._clock = clock
+        self.bucket, self.place, self._clock = bucket, place, clock
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """See `Objects.put_if_absent`."""
@@ -110,9 +106,9 @@ class BucketObjects(Objects):
             try:
                 return _bounded(obstore.get(self.bucket, path, options={"range": (start, end)}), path, end - start)
             except BaseError as error:
-                if _BEYOND.search(str(error)):
-                    return b""
-                raise
+                if not _BEYOND.search(str(error)):
+                    raise
+                return b""
         return None
 
     def list_below(self, folder: str, after: str = "") -> Iterator[StoredObject]:
@@ -173,9 +169,9 @@ class BucketObjects(Objects):
         text = _first_line(error)
         if wrong := _CERTIFICATE.search(str(error)):
             where = "AWS_ENDPOINT_URL_STS" if _TOKEN_SERVICE in text else "the server"
-            return Unavailable(
-                f"{self.place} cannot be used: the certificate of {where} {_certificate_problem(wrong[1])}"
-            )
+            known = (says for begins, says in _WRONG_CERTIFICATE if wrong[1].startswith(begins))
+            problem = next(known, f"is refused ({wrong[1]}): give it another one")
+            return Unavailable(f"{self.place} cannot be used: the certificate of {where} {problem}")
         if _TOKEN_FILE in text or (_TOKEN_SERVICE in text and "status code: 4" in text):
             return InvalidSettings(
                 f"{self.place} gets no keys for this workload ({text}): check AWS_WEB_IDENTITY_TOKEN_FILE, and that AWS_ROLE_ARN may be "
@@ -203,11 +199,7 @@ class BucketObjects(Objects):
 def open_bucket(
     url: str, environment: Mapping[str, str] = os.environ, timeouts: BucketTimeouts = TIMEOUTS
 ) -> BucketObjects:
-    """The objects at `s3://bucket/prefix`; keys, endpoint and region are the AWS_* variables. Sends no request yet.
-
-    Raises:
-        InvalidSettings: the URL or a variable cannot be used.
-    """
+    """The objects at `s3://bucket/prefix`, with the AWS_* variables. Raises InvalidSettings: they or the URL cannot be used."""
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:
         raise InvalidSettings(f"weights_url is s3://bucket/prefix, not {url!r}")
@@ -231,26 +223,12 @@ def open_bucket(
 
 
 def _config(environment: Mapping[str, str], endpoint: str) -> S3Config:
-    found = {
-        "access_key_id": environment.get("AWS_ACCESS_KEY_ID", ""),
-        "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY", ""),
-        "session_token": environment.get("AWS_SESSION_TOKEN", ""),
-        "region": environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION", ""),
-        "endpoint": endpoint,
-        # Without keys: those of the workload, which the client fetches with a token and renews by itself.
-        "web_identity_token_file": environment.get("AWS_WEB_IDENTITY_TOKEN_FILE", ""),
-        "role_arn": environment.get("AWS_ROLE_ARN", ""),
-        "role_session_name": environment.get("AWS_ROLE_SESSION_NAME", ""),
-        "endpoint_url_sts": environment.get("AWS_ENDPOINT_URL_STS", ""),
-        "container_credentials_full_uri": environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", ""),
-        "container_credentials_relative_uri": environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", ""),
-        "container_authorization_token_file": environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", ""),
-    }
+    found = {name: environment.get(f"AWS_{name.upper()}") for name in _VARIABLES} | {"endpoint": endpoint}
+    found["region"] = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     return {name: value for name, value in found.items() if value}  # type: ignore[return-value]
 
 
 def _authorities(environment: Mapping[str, str]) -> ClientConfig:
-    """Whom to trust besides this machine's authorities. Raises InvalidSettings."""
     if not (path := environment.get("AWS_CA_BUNDLE")):
         return {}
     try:
@@ -261,17 +239,11 @@ def _authorities(environment: Mapping[str, str]) -> ClientConfig:
         ) from error
 
 
-def _certificate_problem(name: str) -> str:
-    known = [says for begins, says in _WRONG_CERTIFICATE if name.startswith(begins)]
-    return known[0] if known else f"is refused ({name}): give it another one"
-
-
 def _stored(item: ObjectMeta) -> StoredObject:
     return StoredObject(item["path"], item["size"], item["last_modified"].timestamp(), item["e_tag"] or "")
 
 
 def _bounded(found: GetResult, path: str, most: int) -> bytes:
-    """The content as it comes. Raises WeightsRefused: `too_long`, more than `most` bytes come."""
     content = bytearray()
     for piece in found.stream(min_chunk_size=_PIECE_BYTES):
         content += piece
@@ -281,5 +253,4 @@ def _bounded(found: GetResult, path: str, most: int) -> bytes:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)

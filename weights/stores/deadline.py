@@ -2,9 +2,8 @@
 
 In: bytes from a socket. Out: the same bytes, or a timeout. Waits for: the socket, until the deadline.
 
-A timeout for each read alone is renewed by every byte, so a server that sends one byte a minute would hold its reader without
-end. Instead, a request that began `began` ago and brought n bytes is given up at `grace + n / least_rate` seconds. Headers
-count too.
+A timeout for each read alone would let a server that sends one byte a minute hold its reader without end. A request that began
+`began` ago and brought n bytes, headers included, is given up at `grace + n / least_rate` seconds.
 """
 
 from __future__ import annotations
@@ -21,18 +20,10 @@ import httpx
 
 
 class AnswerDeadline:
-    """Deadlines of requests. Any number of threads make one request each at a time.
-
-    Args:
-        grace: seconds for an answer without bytes.
-        least_rate: bytes a second that earn more time.
-        clock: seconds, only rising.
-    """
+    """Deadlines of requests, one at a time for each thread. `grace`: seconds; `least_rate`: bytes a second."""
 
     def __init__(self, grace: float, least_rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._grace = grace
-        self._least_rate = least_rate
-        self._clock = clock
+        self._grace, self._least_rate, self._clock = grace, least_rate, clock
         self._local = threading.local()
 
     @contextmanager
@@ -83,8 +74,7 @@ class _Stream(httpcore.NetworkStream):
     """A connection whose reads end at the deadline."""
 
     def __init__(self, inner: httpcore.NetworkStream, deadline: AnswerDeadline) -> None:
-        self._inner = inner
-        self._deadline = deadline
+        self._inner, self._deadline = inner, deadline
         self.write = inner.write  # type: ignore[method-assign]
         self.close = inner.close  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]

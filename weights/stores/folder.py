@@ -1,7 +1,4 @@
-"""Objects in a folder on one disk. Waits for: the disk, and for its turn to write below a folder. Readers need no lock.
-
-Nothing here follows a link below the root: anybody who can write to the folder could lead us elsewhere.
-"""
+"""Objects in a folder on one disk, below which no link is followed. Writers wait for their turn; readers need no lock."""
 
 from __future__ import annotations
 

@@ -82,28 +82,19 @@ def open_weight_store(
     read_from: str | None = None,
     held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
-    """The store of a home.
+    """The store of a home. `publishes`: see `Snapshots`; `held`: see `WeightStore`. Bad objects are logged, and counted by `measures`.
 
-    Args:
-        settings: the home's.
-        publishes: the process issues snapshots, see `Snapshots`.
-        measures: counts bad objects and snapshots; bad objects are always logged.
-        read_from: another address of the store, to read only: that of a region's cache.
-        held: see `WeightStore`.
-
-    Raises:
-        InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
+    `read_from` is another address of the store, to read only. Raises InvalidSettings: no key is trusted, or the URL cannot be used.
     """
-    keyring = keyring_of(settings)
-    if keyring is None:
-        return open_any_store(settings, None, measures, read_from, held)
-    snapshots = Snapshots(
-        keyring,
-        settings.home / "snapshots",
-        run=settings.run,
-        publishes=publishes,
-        accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at) if measures else None,
-    )
+    snapshots = None
+    if (keyring := keyring_of(settings)) is not None:
+        snapshots = Snapshots(
+            keyring,
+            settings.home / "snapshots",
+            run=settings.run,
+            publishes=publishes,
+            accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at) if measures else None,
+        )
     return open_any_store(settings, snapshots, measures, read_from, held)
 
 
@@ -114,13 +105,7 @@ def open_any_store(
     read_from: str | None = None,
     held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
-    """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None accepts everybody's versions.
-
-    `read_from`, `held`: see `open_weight_store`.
-
-    Raises:
-        InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
-    """
+    """The store of a home, for whoever `keyring` accepts: the bucket `weights_url`, else a folder. Raises InvalidSettings."""
     store = open_store_at(read_from or settings.weights_url or settings.weights, keyring, held)
     if store.objects.is_read_only and read_from is None:
         raise InvalidSettings(
@@ -133,16 +118,7 @@ def open_any_store(
 def open_store_at(
     place: str | Path, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
 ) -> WeightStore:
-    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder.
-
-    Args:
-        place: where.
-        keyring: see `WeightReader`.
-        held: see `WeightStore`.
-
-    Raises:
-        InvalidSettings: the URL or an AWS_* variable cannot be used.
-    """
+    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder. Raises InvalidSettings."""
     scheme, is_url, _ = str(place).partition("://")
     if not is_url:
         return WeightStore(FolderObjects(Path(place)), keyring)
@@ -163,12 +139,7 @@ class StoreInspection(NamedTuple):
 
 
 def inspect_store(settings: StoreSettings, arm: str, clock: Callable[[], float] = time.time) -> StoreInspection:
-    """Read every manifest, every replica's report, and the pointer of an arm, of a home's policy.
-
-    Raises:
-        InvalidSettings, Unavailable: the store cannot be read.
-        WeightsRefused: the last accepted snapshot cannot be read.
-    """
+    """Read every manifest, every replica's report, and the pointer of an arm. Raises InvalidSettings, Unavailable, WeightsRefused."""
     policy, keyring, junk = settings.policy, keyring_of(settings), set[tuple[str, str]]()
     snapshots = None
     if keyring is not None:

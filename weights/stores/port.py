@@ -56,11 +56,7 @@ class Objects(ABC):
 
     @abstractmethod
     def get_range(self, path: str, start: int, end: int) -> bytes | None:
-        """Bytes `start` to `end` of an object; fewer if it ends before, or the answer broke off; None: there is no object.
-
-        Raises:
-            WeightsRefused: `not_a_file`; `wrong_range`, another part was sent.
-        """
+        """Bytes `start` to `end`, or fewer; None: there is no object. Raises WeightsRefused: `not_a_file`, `wrong_range`."""
 
     @abstractmethod
     def list_below(self, folder: str, after: str = "") -> Iterator[StoredObject]:

@@ -2,14 +2,13 @@
 
 In: manifests and payloads. Out: the same, verified. Waits for: the place that holds the objects (`weights.stores.port`).
 
-<root>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, named by the epoch of the trainer
-                                                              that wrote them and by the hash of their bytes
-<root>/<policy>/chunks/<blake3>                               the same without an epoch: not from a trainer
+<root>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, by the epoch of the trainer that wrote
+                                                              them (none: not from a trainer) and the hash of their bytes
 <root>/<policy>/v000012/step.json full.json fold-000004.json  second: edges. A version exists from the moment its primary
                                                               edge does: `step`, or `full` if it has no parent
 
-Publishers of a policy take turns in a folder. In a bucket they cannot, and need not: chunks are named by their content, so
-a publisher that comes second has overwritten nothing that the first one's manifest names.
+Publishers of a policy take turns in a folder. In a bucket they need not: chunks are named by their content, so a publisher that
+comes second has overwritten nothing that the first one's manifest names.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidSettings, InvalidValue, Unavailable, WeightsRefused
+from contracts.errors import InvalidSettings, InvalidValue, NotFound, Unavailable, WeightsRefused
 from weights.reader import WeightReader
 from weights.stores.port import Objects
 from weights.versions.layout import (
@@ -38,7 +37,6 @@ from weights.versions.layout import (
     edge_path,
     is_chunk,
     is_primary,
-    no_chunk,
     policy_folder,
     version_folder,
 )
@@ -52,40 +50,26 @@ class StoredChunk(NamedTuple):
     """A chunk in the store; `written_at` in UTC epoch seconds, renewed when a publisher needs the chunk again."""
 
     name: str
-    """`Chunk.name`."""
     num_bytes: int
     written_at: float
 
 
 class WeightStore(WeightReader):
-    """Published versions of policies. An edge never changes once it is visible.
-
-    Args:
-        objects: where the versions are.
-        keyring: see `WeightReader`.
-        held: versions that the caller has now. A place that lists nothing is asked for folds from these.
-    """
+    """Published versions of policies; edges never change. A place that lists nothing is asked for folds from `held` versions."""
 
     def __init__(
         self, objects: Objects, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
     ) -> None:
         super().__init__(keyring, objects.connections)
-        self.objects = objects
-        self._held = held
+        self.objects, self._held = objects, held
 
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """Make an edge durable, bytes first. Doing it again is a no-op, with any payload that leads to the same weights.
 
-        A manifest in its place that is not believed is replaced, unless it is of another run.
-
-        Raises:
-            Conflict: the version exists with other weights or another parent.
-            InvalidValue: an invalid policy name, a parent or base that is not earlier, or a fold or full copy of a
-                version that does not exist yet.
-            Unavailable: the disk is full or the store is away. The edge stays invisible, unless a manifest was stored that
-                nobody could confirm: publishing again settles it.
-            InvalidSettings: the store refuses the keys, is read only, or does not exist.
-            WeightsRefused: the payload is not the one the manifest names, or the keyring does not accept the manifest.
+        A manifest in its place that is not believed is replaced, unless it is of another run. Raises Conflict: the version exists with
+        other weights or another parent; InvalidValue: see `check_offer`, or a fold or full copy of a version that does not exist yet;
+        Unavailable: the edge stays invisible, unless nobody could confirm its manifest: publishing again settles it; InvalidSettings: the
+        store refuses the keys, is read only, or does not exist; WeightsRefused: the payload is another, or the keyring refuses.
         """
         parts = check_offer(manifest, payload, self._keyring)
         path, text = edge_path(manifest), msgspec.json.format(msgspec.json.encode(manifest))
@@ -115,27 +99,20 @@ class WeightStore(WeightReader):
         if start >= chunk.num_bytes:
             return b""
         if (content := self.objects.get_range(path, start, chunk.num_bytes)) is None:
-            raise no_chunk(policy, chunk)
+            raise NotFound(f"chunk {chunk.blake3} of policy {policy!r} was removed from the store", chunk=chunk.blake3)
         return content
 
     def chunks(self, policy: str) -> list[StoredChunk]:
         """All chunks of a policy, needed or not, by name. Raises Unavailable."""
         folder = chunk_folder(policy)
-        found = ((item.path.removeprefix(f"{folder}/"), item) for item in self.objects.list_below(folder))
         return sorted(
             StoredChunk(name, item.num_bytes, item.written_at)
-            for name, item in found
-            if item.is_file and is_chunk(name)
+            for item in self.objects.list_below(folder)
+            if item.is_file and is_chunk(name := item.path.removeprefix(f"{folder}/"))
         )
 
     def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
-        """Remove chunks, by `Chunk.name`, if they were last written before a time in UTC epoch seconds; those removed.
-
-        Unfinished files of killed writers go too.
-
-        Raises:
-            Unavailable: the store is away.
-        """
+        """Remove chunks that were last written before a time, and what killed writers left; the names removed. Raises Unavailable."""
         with self.objects.turn(policy_folder(policy)) as is_alone:
             if is_alone:
                 found = list(self.objects.list_below(chunk_folder(policy)))
@@ -154,24 +131,17 @@ class WeightStore(WeightReader):
         self.objects.put(path, text)
 
     def update_small(self, path: str, most: int, change: Callable[[bytes | None], bytes | None]) -> bool:
-        """Replace an object of at most `most` bytes by what `change` makes of it.
+        """Replace an object of at most `most` bytes by what `change` makes of it; False: somebody else replaced it meanwhile.
 
-        `change` gets None if there is no object, and no bytes if it cannot be read. It returns None to leave the object.
-
-        Returns:
-            False if somebody else replaced the object meanwhile: it was left.
-
-        Raises:
-            Unavailable: the disk is full or the store is away. The object may or may not have been replaced: read it.
+        `change` gets None if there is no object, no bytes if it is unreadable, and returns None to leave it. Raises Unavailable: read it.
         """
         with self.objects.turn(path.rpartition("/")[0]):
             # The tag first: if the object is replaced before it is read, the tag is no longer right.
-            found, seen = self.objects.head(path), None
-            if found is not None:
-                try:
-                    seen = self.objects.get(path, most)
-                except WeightsRefused:
-                    seen = b""
+            found = self.objects.head(path)
+            try:
+                seen = None if found is None else self.objects.get(path, most)
+            except WeightsRefused:
+                seen = b""
             if (text := change(seen)) is None:
                 return True
             if found is None:
@@ -186,12 +156,7 @@ class WeightStore(WeightReader):
         return sorted(item.path.rpartition("/")[2] for item in islice(self.objects.list_below(folder), most))
 
     def check(self) -> None:
-        """See that the store takes writes and never overwrites an object that it was told to leave; leaves an empty object.
-
-        Raises:
-            InvalidSettings: the keys or the bucket are wrong, or it overwrites.
-            Unavailable: it is away.
-        """
+        """See, with an empty object, that the store takes writes and overwrites none unasked. Raises InvalidSettings, Unavailable."""
         self.objects.put_if_absent(_PROBE, b"")
         if self.objects.put_if_absent(_PROBE, b""):
             raise InvalidSettings(
@@ -204,7 +169,6 @@ class WeightStore(WeightReader):
         self.objects.close()
 
     def _is_published(self, offered: Manifest) -> bool:
-        """True if an edge is there already. Raises Conflict, InvalidValue: see `publish`."""
         policy, version = offered.policy, offered.version
         primary = self._primary(policy, version)
         if primary is not None:
@@ -213,11 +177,10 @@ class WeightStore(WeightReader):
             raise InvalidValue(f"version {version} does not exist: publish its step first", param="version")
         if is_primary(offered):
             return primary is not None
-        edge = self._edge(policy, version, edge_name(offered))
-        if isinstance(edge, Manifest):
-            check_same(edge, offered)
-            return True
-        return False
+        if not isinstance(edge := self._edge(policy, version, edge_name(offered)), Manifest):
+            return False
+        check_same(edge, offered)
+        return True
 
     def _check_free(self, offered: Manifest) -> None:
         """Raises WeightsRefused: another run has the place, or another publisher has the policy. Nothing is written."""

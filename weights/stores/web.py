@@ -1,10 +1,8 @@
 """Objects behind a web server: a static one, or a region's cache before it. Read only.
 
-In: the URL of a store's root folder. Out: its objects. Waits for: the server. Each silence is bounded, and each answer as a
-whole: `weights.stores.deadline`.
+In: the URL of a store's root folder. Out: its objects. Waits for: the server; `weights.stores.deadline` bounds each answer.
 
-A server that ignores Range is accepted. One that closes the connection in the middle of a chunk only costs another request,
-because the bytes that came are kept.
+A server that ignores Range is accepted. If it closes the connection in the middle of a chunk, the bytes that came are kept.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ class WebTimeouts(NamedTuple):
     """How long one request may take: a cache is silent while it fetches a chunk."""
 
     connect: float = 5.0
-    """Seconds."""
     silence: float = 60.0
-    """Seconds in which nothing comes."""
+    """Seconds in which nothing comes; those of `connect` come before."""
     least_rate: float = 2.0**16
     """Bytes a second. A slower answer is given up; its first `silence` seconds do not count."""
 
@@ -42,15 +39,7 @@ TIMEOUTS = WebTimeouts()
 
 
 class WebObjects(Objects):
-    """Files below a URL. Nothing can be written, and a web server lists nothing.
-
-    Args:
-        url: `http://HOST/PREFIX` or `https://`, with `USER:PASSWORD@` if the server wants a password.
-        timeouts: how long to wait.
-
-    Raises:
-        InvalidSettings: it is another kind of URL.
-    """
+    """Files below `http(s)://[USER:PASSWORD@]HOST/PREFIX`, to read only; nothing is listed. Raises InvalidSettings."""
 
     connections = 4
     is_read_only = True
@@ -91,11 +80,7 @@ class WebObjects(Objects):
         return bytes(content)
 
     def get_range(self, path: str, start: int, end: int) -> bytes | None:
-        """See `Objects.get_range`.
-
-        Raises:
-            Unavailable: also if so little came, for the time it took, that asking for the rest could go on without end.
-        """
+        """See `Objects.get_range`. Raises Unavailable also if so little came that asking for the rest could go on without end."""
         content, skipped, is_fast_enough = bytearray(), 0, False
         try:
             fields = {"range": f"bytes={start}-{end - 1}"}
@@ -131,7 +116,6 @@ class WebObjects(Objects):
     put = put_if_absent = put_if_unchanged = head = delete = renew = turn = _refuse
 
     def _first(self, path: str, answer: httpx.Response, start: int) -> int:
-        """The first byte that the answer has."""
         if answer.status_code == _OK:
             return 0
         said = answer.headers.get("content-range", "")

@@ -21,8 +21,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from contracts.errors import InvalidSettings
 from weights.files import full_disk_named, make_folder_durably, sync_folder, write_durably
-from weights.versions.pem import BEGIN, parse_private_key, parse_public_keys, private_pem, public_pem
-from weights.versions.signing import KEY_ID_LENGTH, Keyring, Signer, key_id_of
+from weights.versions.signing import (
+    BEGIN,
+    KEY_ID_LENGTH,
+    Keyring,
+    Signer,
+    key_id_of,
+    parse_private_key,
+    parse_public_keys,
+    private_pem,
+    public_pem,
+)
 
 SIGNING_KEY = "MILLRACE_SIGNING_KEY"
 """The private key if it is not in the home: a path, or the PEM text itself."""
@@ -45,23 +54,14 @@ class KeySettings(Protocol):
 
 
 def keyring_of(settings: KeySettings) -> Keyring | None:
-    """The keys whose versions this home accepts; None: everybody's, because the settings have `weights_unsigned`.
-
-    Keys that are added to or removed from the folder later count at once, without a new keyring.
-
-    Raises:
-        InvalidSettings: no key is trusted, or one of them cannot be read.
-    """
+    """The keys whose versions this home accepts, also later ones; None: everybody's (`weights_unsigned`). Raises InvalidSettings."""
     if settings.weights_unsigned:
         return None
     trusted = trusted_keys(settings.home)
     if not trusted:
-        is_told = os.environ.get(TRUSTED_KEYS)
-        looked_in = (
-            f"the folder of {TRUSTED_KEYS}"
-            if is_told
-            else f"{trusted_folder(settings.home)}, and {TRUSTED_KEYS} is not set"
-        )
+        looked_in = f"{trusted_folder(settings.home)}, and {TRUSTED_KEYS} is not set"
+        if os.environ.get(TRUSTED_KEYS):
+            looked_in = f"the folder of {TRUSTED_KEYS}"
         raise InvalidSettings(
             f"no key is trusted (there is none in {looked_in}), so no version can be accepted: `millrace keys new --home {settings.home}` makes a "
             f"pair, `millrace keys trust FILE --home {settings.home}` adds the key of a publisher elsewhere. With "
@@ -71,12 +71,7 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
 
 
 def signer_of(settings: KeySettings) -> Signer | None:
-    """The key that signs the versions of this home; None: no signature is needed. For publishers: readers have no private key.
-
-    Raises:
-        InvalidSettings: there is no private key, or it cannot be read, other users could read it, or this home does
-            not trust it.
-    """
+    """The key that signs what this home publishes; None: no signature is needed. Raises InvalidSettings: none, unsafe, or not trusted."""
     signer = signing_key(settings.home)
     if settings.weights_unsigned:
         return signer
@@ -109,11 +104,6 @@ def trusted_folder(home: Path) -> Path:
     return home / "keys" / "trusted"
 
 
-def retired_folder(home: Path) -> Path:
-    """The folder of public keys that a home does not trust any more."""
-    return home / "keys" / "retired"
-
-
 def replicas_folder(home: Path) -> Path:
     """The folder of replicas' public keys, in their publisher's home."""
     return home / "keys" / "replicas"
@@ -121,9 +111,7 @@ def replicas_folder(home: Path) -> Path:
 
 def replica_keyring(home: Path) -> Keyring:
     """The keys of replicas that a publisher trusts; empty: every report is only a hint. Raises InvalidSettings."""
-    found = TrustedFolder(replicas_folder(home))
-    found.check()
-    return Keyring(found)
+    return Keyring(_checked(replicas_folder(home)))
 
 
 def replica_signer(folder: Path) -> tuple[Signer, Path]:
@@ -154,10 +142,8 @@ def signing_key(home: Path) -> Signer | None:
 
 def trusted_keys(home: Path) -> Mapping[str, Ed25519PublicKey]:
     """The trusted keys from the environment, else the home's, by id; each was read once. Raises InvalidSettings."""
-    told = os.environ.get(TRUSTED_KEYS)
-    if told and BEGIN in told:
-        keys = parse_public_keys(_unescaped(told), TRUSTED_KEYS)
-        return {key_id_of(key): key for key in keys}
+    if (told := os.environ.get(TRUSTED_KEYS)) and BEGIN in told:
+        return {key_id_of(key): key for key in parse_public_keys(_unescaped(told), TRUSTED_KEYS)}
     if told:
         with _usable(TRUSTED_KEYS):
             is_folder = Path(told).is_dir()
@@ -165,9 +151,7 @@ def trusted_keys(home: Path) -> Mapping[str, Ed25519PublicKey]:
             raise InvalidSettings(
                 f"{TRUSTED_KEYS} is neither the path of a folder nor PEM texts (-----BEGIN PUBLIC KEY-----)"
             )
-    found = TrustedFolder(Path(told) if told else trusted_folder(home))
-    found.check()
-    return found
+    return _checked(Path(told) if told else trusted_folder(home))
 
 
 class TrustedFolder(Mapping[str, Ed25519PublicKey]):
@@ -194,7 +178,7 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
         return key
 
     def __iter__(self) -> Iterator[str]:
-        return iter(stem for stem in self._stems() if _KEY_ID.fullmatch(stem))
+        return filter(_KEY_ID.fullmatch, self._stems())
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -218,11 +202,7 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
 
 
 def read_private_key(path: Path) -> Signer | None:
-    """The private key of a file; None: there is no file.
-
-    Raises:
-        InvalidSettings: it is not an Ed25519 key, or users other than its owner could read it.
-    """
+    """The private key of a file; None: there is no file. Raises InvalidSettings: it is no Ed25519 key, or others can read it."""
     with _usable(str(path)):
         try:
             file = path.open("rb")
@@ -268,13 +248,19 @@ def make_next_current(home: Path) -> None:
 
 def move_to_retired(home: Path, key_id: str) -> Path:
     """Stop trusting a key; returns its new file. Raises InvalidSettings."""
-    path = retired_folder(home) / f"{key_id}.pub"
+    path = home / "keys" / "retired" / f"{key_id}.pub"
     with _usable(str(path)), full_disk_named(path):
         make_folder_durably(path.parent)
         (trusted_folder(home) / path.name).replace(path)
         sync_folder(trusted_folder(home))
         sync_folder(path.parent)
     return path
+
+
+def _checked(folder: Path) -> TrustedFolder:
+    found = TrustedFolder(folder)
+    found.check()
+    return found
 
 
 def _write(path: Path, text: bytes) -> None:
@@ -290,7 +276,6 @@ def _unescaped(text: str) -> str:
 
 @contextmanager
 def _usable(where: str) -> Iterator[None]:
-    """Turn errors of the disk into `InvalidSettings` with the place."""
     try:
         yield
     except OSError as error:

@@ -29,11 +29,7 @@ class Verifier(Protocol):
 
 
 def policy_folder(policy: str) -> str:
-    """The folder of a policy below the root of a store.
-
-    Raises:
-        InvalidValue: the name could lead out of it.
-    """
+    """The folder of a policy below the root of a store. Raises InvalidValue: the name could lead out of it."""
     if not _POLICY.fullmatch(policy):
         raise InvalidValue(
             f"{policy!r} cannot name a policy: use a-z, 0-9, '.', '_', '-', beginning with a letter or digit",
@@ -99,20 +95,23 @@ def lineage_fault(manifest: Manifest) -> str | None:
 def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) -> list[tuple[Chunk, memoryview]]:
     """Split the payload into the manifest's chunks, if both may be published.
 
-    Raises:
-        InvalidValue: an invalid name, a parent or base that is not earlier, or chunks that cannot be stored.
-        WeightsRefused: `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
+    Raises InvalidValue: an invalid name, a parent or base that is not earlier, or chunks that cannot be stored. WeightsRefused:
+    `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
     """
     version_folder(manifest.policy, manifest.version)
-    if (fault := lineage_fault(manifest)) is not None:
-        raise InvalidValue(fault, param="parent")
-    if (fault := _fault(manifest)) is not None:
-        raise InvalidValue(fault, param="manifest")
+    for fault, param in ((lineage_fault(manifest), "parent"), (_fault(manifest), "manifest")):
+        if fault is not None:
+            raise InvalidValue(fault, param=param)
     if keyring is not None:
         keyring.verify(manifest)
+    return parts_of(manifest, payload)
+
+
+def parts_of(manifest: Manifest, payload: bytes) -> list[tuple[Chunk, memoryview]]:
+    """The manifest's chunks, each with its bytes. Raises WeightsRefused (`payload_size`, `payload_hash`) for other bytes."""
     if len(payload) != manifest.payload_bytes:
         raise WeightsRefused(
-            "payload_size", f"the payload has {len(payload)} bytes, its manifest says {manifest.payload_bytes}"
+            "payload_size", f"the payload has {len(payload)} bytes, not {manifest.payload_bytes}: fetch it again"
         )
     parts, start, view = [], 0, memoryview(payload)
     for chunk in manifest.chunks:
@@ -140,12 +139,7 @@ def check_chunk(chunk: Chunk, content: bytes | memoryview) -> None:
 
 
 def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifier | None) -> Manifest:
-    """Parse and verify the manifest in a file of a store.
-
-    Raises:
-        WeightsRefused: as `parse_manifest` and the keyring; `corrupt_manifest`, it belongs elsewhere; `broken_chain`, its
-            parent or base is not an earlier version.
-    """
+    """Parse and verify the manifest in a file of a store. Raises WeightsRefused: also `broken_chain`, an ancestor is not earlier."""
     manifest = parse_manifest(text)
     if keyring is not None:
         keyring.verify(manifest)
@@ -165,13 +159,14 @@ def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifi
     return manifest
 
 
-def check_agreement(primary: Manifest, edge: Manifest) -> None:
-    """Raise WeightsRefused (`corrupt_manifest`) for an edge that leads to other weights than its version's primary."""
-    if (edge.target_root, edge.parent) != (primary.target_root, primary.parent):
-        raise WeightsRefused(
-            "corrupt_manifest",
-            f"{edge_name(edge)} of {edge.policy!r} version {edge.version} leads to other weights than {edge_name(primary)}",
-        )
+def disagreement(primary: Manifest, edge: Manifest) -> WeightsRefused | None:
+    """The error for an edge that leads to other weights than its version's primary; None: it does not."""
+    if (edge.target_root, edge.parent) == (primary.target_root, primary.parent):
+        return None
+    return WeightsRefused(
+        "corrupt_manifest",
+        f"{edge_name(edge)} of {edge.policy!r} version {edge.version} leads to other weights than {edge_name(primary)}",
+    )
 
 
 def check_same(stored: Manifest, offered: Manifest) -> None:
@@ -186,20 +181,12 @@ def check_same(stored: Manifest, offered: Manifest) -> None:
 
 def no_version(policy: str, version: int, versions: list[int] | None) -> NotFound:
     """The error for a version that does not exist; `versions`: those that do, None if nobody can list them."""
-    known = "" if versions is None else f"; it has {_named(versions)}"
+    known = ""
+    if versions is not None and len(versions) <= _MOST_NAMED:
+        known = f"; it has {versions or 'none'}"
+    elif versions is not None:  # a run has thousands
+        known = f"; it has {len(versions)} versions up to {versions[-1]}: `millrace policy list` shows them"
     return NotFound(f"policy {policy!r} has no version {version}{known}", policy=policy, version=version)
-
-
-def _named(versions: list[int]) -> str:
-    """The versions, oldest first; of many only the newest, because a run has thousands."""
-    if len(versions) <= _MOST_NAMED:
-        return str(versions or "none")
-    return f"{len(versions)} versions up to {versions[-1]}: `millrace policy list` shows them"
-
-
-def no_chunk(policy: str, chunk: Chunk) -> NotFound:
-    """The error for a chunk that was removed."""
-    return NotFound(f"chunk {chunk.blake3} of policy {policy!r} was removed from the store", chunk=chunk.blake3)
 
 
 def _fault(manifest: Manifest) -> str | None:

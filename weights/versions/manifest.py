@@ -17,7 +17,6 @@ SCHEMA = 3
 OLDEST_SCHEMA = 2
 """The schema of every other manifest: older homes have only these, and their signatures stay valid."""
 CHUNK_BYTES = 8 * 2**20
-"""The largest chunk of a payload."""
 NO_HISTORY = "0"
 """The digest of an empty history: no weight is known to have moved."""
 
@@ -58,14 +57,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     history_after: str | None
     """Digest of the receiver's history after it; None: the history is not known any more."""
     chunks: tuple[Chunk, ...]
-    """The payload, in order."""
     full_bytes: int
     num_changed: int
     """Weights whose bits differ from the base; all weights of a full copy."""
     num_weights: int
     created_at: float
     step: int
-    """The trainer's optimizer step."""
     epoch: int
     num_samples: int
     """Samples learned since the parent."""
@@ -111,11 +108,7 @@ def parse_struct(text: bytes, kind: type[_Struct], code: str, what: str) -> _Str
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Read a manifest's JSON.
-
-    Raises:
-        WeightsRefused: `newer_schema`, `older_schema`, or `corrupt_manifest` naming the field.
-    """
+    """Read a manifest's JSON. Raises WeightsRefused: `newer_schema`, `older_schema`, or `corrupt_manifest` naming the field."""
     check_schema(parse_struct(text, _Head, "corrupt_manifest", "manifest").schema)
     return parse_struct(text, Manifest, "corrupt_manifest", "manifest")
 

@@ -2,17 +2,17 @@
 
 In: moves of an arm. Out: the version to follow. Waits for: the store.
 
-<root>/<policy>/pointers/live.json   moved by compare-and-set; its epoch, from the assignment, only rises
+<root>/<policy>/pointers/live.json   a copy of the assignment, moved by compare-and-set after it; its epoch only rises
 
-The assignments in the database are the truth. The pointer is their copy in the store, written after them. An attacker who can
-write to the store can restore an older pointer with its valid signature, so a reader remembers on disk the highest epoch that
-it has seen.
+An attacker who can write to the store can restore an older pointer with its valid signature, so a reader remembers on disk the
+highest epoch that it has seen.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -41,9 +41,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Rises with every move."""
     key: str | None = None
-    """Id of the key that signed; None: unsigned."""
     signature: str | None = None
-    """Ed25519 over everything but itself, hex."""
 
 
 class PointerSource(Protocol):
@@ -70,20 +68,18 @@ def pointer_path(policy: str, arm: str) -> str:
 def move_pointer(store: PointerStore, wanted: Pointer, signer: Signer | None, keyring: Keyring | None) -> None:
     """Make `wanted` the pointer of its arm; a second time it is a no-op. A stored pointer that does not verify is replaced.
 
-    Raises:
-        StaleWrite: the pointer has this epoch or a higher one already, or somebody else moves it at this moment.
-        Unavailable: the disk is full or the store is away; it is safe to try again.
+    Raises StaleWrite: the pointer has this epoch or a higher one already, or somebody else moves it at this moment.
+    Unavailable: the disk is full or the store is away; it is safe to try again.
     """
     policy, arm = wanted.policy, wanted.arm
     signed = signer.sign(wanted, "pointer") if signer else msgspec.structs.replace(wanted, key=None, signature=None)
 
     def change(stored: bytes | None) -> bytes | None:
-        try:
+        found = None
+        with suppress(WeightsRefused):
             found = None if stored is None else parse_pointer(stored, policy, arm, keyring)
-        except WeightsRefused:
-            found = None
         if found is not None and found.epoch >= wanted.epoch:
-            if (found.run, found.version, found.epoch) == (wanted.run, wanted.version, wanted.epoch):
+            if _is_same(found, wanted):
                 return None
             raise StaleWrite(
                 f"{policy}/{arm} points at version {found.version} since epoch {found.epoch}: epoch {wanted.epoch} comes "
@@ -106,12 +102,7 @@ def read_pointer(store: PointerSource, policy: str, arm: str, keyring: Keyring |
 
 
 def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
-    """Parse the pointer of an arm; `keyring` None: any signature is accepted.
-
-    Raises:
-        WeightsRefused: `corrupt_pointer`; `wrong_pointer`, of another arm or policy; `unsigned`, `unknown_key`,
-            `bad_signature`.
-    """
+    """Parse the pointer of an arm; `keyring` None: any signature is accepted. Raises WeightsRefused: also `wrong_pointer`."""
     pointer = parse_struct(text, Pointer, "corrupt_pointer", "pointer")
     if pointer.schema != SCHEMA:
         raise WeightsRefused("corrupt_pointer", f"the pointer has schema {pointer.schema}, this process reads {SCHEMA}")
@@ -130,41 +121,30 @@ class PointerReader:
     """Follows one arm; `memory` is a file that only this reader uses."""
 
     def __init__(self, store: PointerSource, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
-        self._store = store
-        self.policy = self._policy = policy
-        self._arm = arm
-        self._keyring = keyring
-        self._memory = memory
+        self._store, self.policy, self._arm = store, policy, arm
+        self._keyring, self._memory = keyring, memory
 
     def look(self) -> Pointer | None:
-        """The current pointer; None: the arm has no pointer yet.
-
-        Raises:
-            WeightsRefused: as `parse_pointer`; `stale_pointer`, an older pointer was restored, or a different one with the same epoch.
-            Unavailable: the store is away.
-        """
-        text = _read(self._store, self._policy, self._arm)
-        if text is None:
+        """The current pointer; None: there is none yet. Raises as `parse_pointer`; WeightsRefused: `stale_pointer`; Unavailable."""
+        if (text := _read(self._store, self.policy, self._arm)) is None:
             return None
-        pointer = parse_pointer(text, self._policy, self._arm, self._keyring)
-        last = self._last()
-        if last is not None and pointer.epoch <= last.epoch:
-            if (pointer.run, pointer.version, pointer.epoch) == (last.run, last.version, last.epoch):
-                return pointer
+        pointer, last = parse_pointer(text, self.policy, self._arm, self._keyring), self._last()
+        if last is None or pointer.epoch > last.epoch:
+            write_durably(self._memory, [text])
+        elif not _is_same(pointer, last):
             raise WeightsRefused(
                 "stale_pointer",
-                f"the store points {self._policy}/{self._arm} at version {pointer.version} of epoch {pointer.epoch}, but "
+                f"the store points {self.policy}/{self._arm} at version {pointer.version} of epoch {pointer.epoch}, but "
                 f"version {last.version} of epoch {last.epoch} was seen before: somebody restored an old pointer",
                 epoch=pointer.epoch,
                 seen=last.epoch,
             )
-        write_durably(self._memory, [text])
         return pointer
 
     def _last(self) -> Pointer | None:
         try:
             # No keyring: its key may have been retired since, and the file is our own.
-            return parse_pointer(self._memory.read_bytes(), self._policy, self._arm, None)
+            return parse_pointer(self._memory.read_bytes(), self.policy, self._arm, None)
         except FileNotFoundError:
             return None
         except WeightsRefused as error:
@@ -173,6 +153,10 @@ class PointerReader:
                 f"{self._memory}, the last pointer seen here, is damaged ({error.message}): remove it, if you are sure that "
                 "the pointer in the store is not an old one",
             ) from error
+
+
+def _is_same(one: Pointer, other: Pointer) -> bool:
+    return (one.run, one.version, one.epoch) == (other.run, other.version, other.epoch)
 
 
 def _read(store: PointerSource, policy: str, arm: str) -> bytes | None:

@@ -3,12 +3,10 @@
 In: the version that a replica serves now. Out: the replicas that a publisher folds for and keeps chunks for. Waits for: the
 store.
 
-<root>/<policy>/replicas/<key id>.json   signed with the replica's own key, written by that replica alone, repeatedly
-<root>/<policy>/replicas/<name>.json     for a publisher that trusts no replica's key
+<root>/<policy>/replicas/<key id>.json   signed with the replica's own key; <name>.json, if the publisher trusts no replica's key
 
-A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) reads only their objects, by name: forged objects
-beside them are not even listed. A publisher without such keys takes the first `_MOST_UNSIGNED` objects as hints: it publishes
-folds for them, but they do not keep chunks from being pruned.
+A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) reads only their objects, by name. Another one takes
+the first `_MOST_UNSIGNED` objects as hints: it publishes folds for them, but they do not keep chunks from being pruned.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """UTC epoch seconds."""
     key: str | None = None
-    """Id of the replica's own key; None: unsigned."""
     signature: str | None = None
     """Ed25519 over everything but itself and the policy, hex."""
 
@@ -91,18 +88,10 @@ def present_replicas(
     replicas: Keyring | None = None,
     on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None,
 ) -> PresentReplicas:
-    """Replicas that reported after `since`. Objects that cannot be read or are not trusted are left out, and reported.
+    """Replicas that reported after `since` (UTC epoch seconds, as `now`).
 
-    Args:
-        store: has the reports.
-        policy: whose versions they have.
-        since: UTC epoch seconds.
-        now: the same.
-        replicas: keys of trusted replicas; None or empty: every report is a hint.
-        on_junk: called with the path and the reason for every object that is left out.
-
-    Raises:
-        Unavailable: the store is away.
+    `replicas`: keys of trusted replicas; None or empty: every report is a hint. `on_junk`: called with path and reason for
+    every object that is left out because it cannot be read or is not trusted. Raises Unavailable: the store is away.
     """
     trusted = replicas if replicas is not None and replicas.key_ids else None
     if trusted is not None:

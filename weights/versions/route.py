@@ -26,8 +26,7 @@ class EdgeGone(Exception):
 
     def __init__(self, manifest: Manifest, error: NotFound) -> None:
         super().__init__(error.message)
-        self.manifest = manifest
-        self.error = error
+        self.manifest, self.error = manifest, error
 
 
 class _Place(NamedTuple):
@@ -52,10 +51,8 @@ def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest
     If steps and folds lead on from a held version, the route uses these, even where a full copy and few steps need fewer
     bytes: full copies are for new replicas. The first edge's `base_version` says where to begin; None: from nothing.
 
-    Raises:
-        NotFound: there is no such version.
-        WeightsRefused: `broken_chain`, no route leads there, or an edge leads from a version that is not earlier; or why a
-            version on the route is refused.
+    Raises NotFound: there is no such version. WeightsRefused: `broken_chain`, no route leads there, or an edge leads
+    from a version that is not earlier; or why a version on the route is refused.
     """
     gone: _Unusable = {}
     for start in (held, {}) if held else ({},):
@@ -70,13 +67,7 @@ def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest
 
 
 def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
-    """The result of `follow` for the cheapest route whose bytes are there; it raises `EdgeGone` if an edge's are not.
-
-    Manifests outlive their chunks, so missing chunks are only noticed while following.
-
-    Raises:
-        NotFound, WeightsRefused: as `route`; NotFound also if bytes were removed and no other route is left.
-    """
+    """What `follow` makes of the cheapest route whose bytes are there: it raises `EdgeGone` if an edge's are not. Raises as `route`."""
     gone: list[EdgeGone] = []
 
     def open_edges(number: int) -> list[Manifest]:
@@ -112,36 +103,24 @@ def _search(edges_of: EdgesOf, version: int, held: HeldHistories, gone: _Unusabl
         if place.version is None or (place.version in held and place.history in {None, held[place.version]}):
             return _unrolled(way)
         for edge in _edges(edges_of, place.version, gone, is_wanted=place.version == version):
-            before = _place_before(edge)
-            if place.history in {None, edge.history_after} and _may_be_met(before, held):
+            # Every receiver can have an empty history, by forgetting its own.
+            history = None if edge.base_version is None or edge.history == NO_HISTORY else edge.history
+            before = _Place(edge.base_version, history)
+            # If something is held, neither a full copy nor what is below the lowest held version leads there.
+            may_be_met = not held or (before.version is not None and before.version >= min(held))
+            if place.history in {None, edge.history_after} and may_be_met:
                 cost = (num_bytes + edge.payload_bytes, num_edges + 1, next(order))
                 heapq.heappush(reached, (*cost, before, _Way(edge, way)))
     return None
 
 
-def _may_be_met(place: _Place, held: HeldHistories) -> bool:
-    """False for a full copy if something is held, and below the lowest held version."""
-    return not held or (place.version is not None and place.version >= min(held))
-
-
-def _place_before(edge: Manifest) -> _Place:
-    # Every receiver can have an empty history, by forgetting its own.
-    history = None if edge.base_version is None or edge.history == NO_HISTORY else edge.history
-    return _Place(edge.base_version, history)
-
-
 def _edges(edges_of: EdgesOf, version: int, gone: _Unusable, *, is_wanted: bool) -> list[Manifest]:
     try:
         edges = edges_of(version)
-    except NotFound:
+    except (NotFound, WeightsRefused) as error:
         if is_wanted:
             raise
-        gone[version] = None
-        return []
-    except WeightsRefused as error:
-        if is_wanted:
-            raise
-        gone[version] = error
+        gone[version] = error if isinstance(error, WeightsRefused) else None
         return []
     for edge in edges:
         fault = lineage_fault(edge)

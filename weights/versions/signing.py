@@ -1,16 +1,25 @@
-"""Signatures of everything that is published: Ed25519 over every field. Pure; `weights.versions.keys` has the key files."""
+"""Signatures of everything that is published: Ed25519 over every field; and keys as PEM text. Pure; `weights.versions.keys` has the files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 
-from contracts.errors import WeightsRefused
+from contracts.errors import InvalidSettings, WeightsRefused
 from weights.versions.manifest import Manifest
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
@@ -58,12 +67,7 @@ class Keyring:
         return tuple(sorted(self._public_keys))
 
     def verify(self, manifest: Manifest) -> None:
-        """Return only if a trusted key signed exactly this manifest.
-
-        Raises:
-            WeightsRefused: `unsigned`, `unknown_key` or `bad_signature`.
-            InvalidSettings: the file of the key that the manifest names is damaged.
-        """
+        """Return only if a trusted key signed exactly this manifest. Raises WeightsRefused: `unsigned`, `unknown_key`, `bad_signature`."""
         name = f"the manifest of policy {manifest.policy!r} version {manifest.version}"
         self.verify_bytes(manifest.key, manifest.signature, signed_bytes(manifest), name=name)
 
@@ -101,3 +105,48 @@ def _signed_by(public_key: Ed25519PublicKey, message: bytes, signature: str) -> 
         return False
     # Only one spelling is valid: fromhex also accepts capitals and blanks.
     return raw.hex() == signature
+
+
+BEGIN = "-----BEGIN"
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+
+
+def parse_private_key(text: str, where: str) -> Signer:
+    """A private key from PEM. Raises InvalidSettings, which names `where` and never quotes the text."""
+    try:
+        key = load_pem_private_key(text.encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # Without the cause: it may quote the text.
+        raise InvalidSettings(f"{where} holds no private key in PEM (PKCS 8, without a password)") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidSettings(f"{where} holds a private key that is not an Ed25519 key")
+    return Signer(key)
+
+
+def parse_public_keys(text: str, where: str) -> list[Ed25519PublicKey]:
+    """One or more public keys from PEM texts, one after another. Raises InvalidSettings: there is other text, or no key."""
+    if "PRIVATE KEY" in text:
+        raise InvalidSettings(f"{where} holds a private key: only public keys (.pub) may be given to others")
+    blocks = [found.group() for found in _BLOCK.finditer(text)]
+    if not blocks or _BLOCK.sub("", text).strip():
+        raise InvalidSettings(f"{where} is not PEM text of public keys (-----BEGIN PUBLIC KEY-----)")
+    keys = []
+    for block in blocks:
+        try:
+            key = load_pem_public_key(block.encode())
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise InvalidSettings(f"{where} holds no public key in PEM: {error}") from error
+        if not isinstance(key, Ed25519PublicKey):
+            raise InvalidSettings(f"{where} holds a public key that is not an Ed25519 key")
+        keys.append(key)
+    return keys
+
+
+def private_pem(key: Ed25519PrivateKey) -> bytes:
+    """A private key as PEM, for `parse_private_key`."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def public_pem(key: Ed25519PublicKey) -> bytes:
+    """A public key as PEM, for `parse_public_keys`."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -1,10 +1,8 @@
-"""Snapshots: one signed list of a policy's versions, which expires. Pure.
+"""Snapshots: one signed list of a policy's versions, which expires, at `<root>/<policy>/snapshot.json`. Pure.
 
-<root>/<policy>/snapshot.json   replaced at every publication, and once an hour
-
-A manifest authenticates one edge; the snapshot authenticates all of them at once. Edges that it does not list are not read. Its
-sequence number shows that an older list was restored, its date shows that nobody renews it, and a key can retire while the
-versions that it signed stay listed. `weights.issuer` issues snapshots, `weights.versions.vouching` checks them.
+A manifest authenticates one edge, the snapshot all of them: edges that it does not list are not read. Its sequence number shows
+that an older list was restored, its date that nobody renews it, and a key can retire while the versions that it signed stay
+listed. `weights.issuer` issues snapshots, `weights.versions.vouching` checks them.
 """
 
 from __future__ import annotations
@@ -80,10 +78,7 @@ def next_snapshot(
     pointers: Mapping[str, int],
     sequence: int = 0,
 ) -> Snapshot:
-    """The snapshot after `before`, with these versions and pointers added or replaced; not signed yet.
-
-    Its sequence number is also higher than `sequence`.
-    """
+    """The snapshot after `before` and `sequence`, with these versions and pointers added or replaced; not signed yet."""
     return Snapshot(
         policy=policy,
         run=run,
@@ -101,11 +96,7 @@ def sign_snapshot(snapshot: Snapshot, signer: Signer) -> bytes:
 
 
 def parse_snapshot(text: bytes, policy: str, keyring: Keyring | None) -> Snapshot:
-    """Parse the snapshot of a policy; `keyring` None: any signature is accepted.
-
-    Raises:
-        WeightsRefused: `corrupt_snapshot`, also for a snapshot of another policy; `unsigned`, `unknown_key`, `bad_signature`.
-    """
+    """Parse the snapshot of a policy; `keyring` None: any signature is accepted. Raises WeightsRefused: also `corrupt_snapshot`."""
     snapshot = parse_struct(text, Snapshot, "corrupt_snapshot", "snapshot")
     if snapshot.schema != SCHEMA:
         raise WeightsRefused(

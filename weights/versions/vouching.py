@@ -5,8 +5,7 @@ In: snapshots from a store. Out: nothing, or `WeightsRefused` with the reason. W
 <memory>/<policy>.json   the newest snapshot accepted here; only the owner's processes write it, under a lock
 
 A snapshot is accepted if a trusted key signed it, it is of the run that is followed, it is neither expired nor issued in the
-future (clocks may differ by `CLOCK_SECONDS`), and its sequence number is higher than the last accepted one's. The last accepted
-snapshot stays in force, even if the store has no snapshot any more, or an expired one: only the versions that it lists are read.
+future, and its sequence number is higher than the last accepted one's, which stays in force until then.
 """
 
 from __future__ import annotations
@@ -45,13 +44,10 @@ _FIRST_LOOK_SECONDS = 5.0
 class Snapshots:
     """A `Verifier`. Any thread may ask.
 
-    Args:
-        keyring: whose snapshots are accepted, and whose manifests while there is no snapshot.
-        memory: the folder of the file above.
-        run: the run whose versions are accepted; None: the first snapshot's run.
-        publishes: this process issues snapshots: it also accepts unlisted versions, if a trusted key signed them.
-        accepted: called with every snapshot that is accepted, or read back from the file.
-        clock: UTC epoch seconds.
+    `keyring`: whose snapshots are accepted, and whose manifests while there is no snapshot. `memory`: the folder of the file
+    above. `run`: whose versions are accepted; None: the first snapshot's. `publishes`: this process issues snapshots, and also
+    accepts unlisted versions, if a trusted key signed them. `accepted`: called with every snapshot that is accepted, or read
+    back from the file. `clock`: UTC epoch seconds.
     """
 
     def __init__(
@@ -64,22 +60,14 @@ class Snapshots:
         accepted: Callable[[Snapshot], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._keyring = keyring
-        self._memory = memory
-        self._run = run
-        self._publishes = publishes
-        self._accepted = accepted
-        self._clock = clock
+        self._keyring, self._memory, self._run = keyring, memory, run
+        self._publishes, self._accepted, self._clock = publishes, accepted, clock
         self._lock = threading.RLock()
         self._current: dict[str, Snapshot] = {}
         self._looked_at: dict[str, float] = {}
 
     def verify(self, manifest: Manifest) -> None:
-        """Return only if this manifest is trusted.
-
-        Raises:
-            WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`.
-        """
+        """Return only if this manifest is trusted. Raises WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`."""
         snapshot = self.current(manifest.policy)
         if snapshot is None or not _lists(snapshot, manifest):
             if snapshot is not None and not self._publishes:
@@ -102,21 +90,11 @@ class Snapshots:
         return None if snapshot is None else snapshot.versions
 
     def current(self, policy: str) -> Snapshot | None:
-        """The snapshot in force; None: none was ever accepted here.
-
-        Raises:
-            WeightsRefused: the last accepted snapshot cannot be read, or its key is not trusted any more, and the store had no
-                other.
-        """
+        """The snapshot in force; None: none was ever accepted here. Raises WeightsRefused: the remembered one cannot be trusted."""
         with self._lock:
-            if (found := self._current.get(policy)) is not None:
-                return found
-            text = self._remembered(policy)
-            if text is None:
-                return None
-            snapshot = parse_snapshot(text, policy, self._keyring)
-            self._take(policy, snapshot)
-            return snapshot
+            if policy not in self._current and (text := self._remembered(policy)) is not None:
+                self._take(policy, parse_snapshot(text, policy, self._keyring))
+            return self._current.get(policy)
 
     def is_expired(self, policy: str) -> bool:
         """True if the snapshot expired: the store should have had a newer one."""
@@ -139,19 +117,18 @@ class Snapshots:
     def see(self, policy: str, text: bytes | None) -> None:
         """Accept the store's snapshot if it is valid; `text` None: the store has none.
 
-        Raises:
-            WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`, `expired_snapshot`,
-                `clock_off`; `missing_snapshot`, there was one before. The one in force stays in force. `not_remembered`:
-                it is accepted, but could not be written to the file.
+        Raises WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`,
+        `expired_snapshot`, `clock_off`; `missing_snapshot`, there was one before. The one in force stays in force.
+        `not_remembered`: it is accepted, but could not be written to the file.
         """
         with self._lock:
             self._looked_at[policy] = self._clock()
-            if text is None:
-                if self._remembered(policy) is not None:
-                    raise WeightsRefused(
-                        "missing_snapshot", f"the store has no snapshot of {policy!r} any more: see who removed it"
-                    )
+            if text is None and self._remembered(policy) is None:
                 return
+            if text is None:
+                raise WeightsRefused(
+                    "missing_snapshot", f"the store has no snapshot of {policy!r} any more: see who removed it"
+                )
             snapshot = parse_snapshot(text, policy, self._keyring)
             self._check(snapshot)
             if self._is_newer(policy, snapshot, text):
@@ -159,11 +136,7 @@ class Snapshots:
             self._take(policy, snapshot)
 
     def check_pointer(self, pointer: Pointer, serves: int | None) -> None:
-        """Check that a pointer is as new as the snapshot, and the snapshot new enough for a move away from `serves`.
-
-        Raises:
-            WeightsRefused: `wrong_run`, `stale_pointer`, `expired_snapshot`.
-        """
+        """A pointer must be as new as the snapshot, and that current to move away from `serves`. Raises WeightsRefused."""
         snapshot = self.current(pointer.policy)
         if snapshot is None:
             return
@@ -195,7 +168,6 @@ class Snapshots:
             raise _expired(snapshot)
 
     def _is_newer(self, policy: str, snapshot: Snapshot, text: bytes) -> bool:
-        """True if it replaces the last accepted one. Raises WeightsRefused: `stale_snapshot`, `wrong_run`."""
         known = self._remembered(policy)
         if known is None:
             return True
@@ -236,7 +208,7 @@ class Snapshots:
 
     def _remembered(self, policy: str) -> bytes | None:
         try:
-            return read_small(self._memory, f"{policy_folder(policy)}.json", MOST_BYTES)
+            return read_small(self._memory, self._file(policy).name, MOST_BYTES)
         except FileNotFoundError:
             return None
         except WeightsRefused:

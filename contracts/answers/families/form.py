@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from contracts.answers.calls import Reader, Sink
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Reader, Sink
 from contracts.answers.source import CallText, Reading
 
 Schema = Mapping[str, Any]
@@ -15,13 +15,7 @@ Schema = Mapping[str, Any]
 class Forced(NamedTuple):
     """The calls of a grammar, as rules of llguidance's Lark: marker, before, call, between, call, ..., after.
 
-    Attributes:
-        call: by the name of the tool, what writes one call.
-        marker: the first marker; empty for bare calls.
-        before: what follows the marker.
-        between: what stands between two calls.
-        after: what stands after the last one.
-        rules: further rules that these use.
+    `call`: by the name of the tool, what writes one call. `marker` is empty for bare calls. `rules`: further ones that these use.
     """
 
     call: dict[str, str]
@@ -33,13 +27,9 @@ class Forced(NamedTuple):
 
 
 class CallForm:
-    """One form. `openers` begin a call; the reader reads on from there.
+    """One form. `openers` begin a call, and the reader reads on from there; they are among the `markers`.
 
-    Attributes:
-        openers: markers.
-        markers: all markers, the openers among them.
-        dropped: markers around calls that mean nothing by themselves.
-        is_bare: calls have no marker of their own, and begin only where the answer begins.
+    Markers that are `dropped` mean nothing by themselves. A form that `is_bare` has calls only where the answer begins.
     """
 
     openers: tuple[str, ...] = ()

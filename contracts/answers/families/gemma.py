@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
-from contracts.answers.grammar import quoted, sequence
+from contracts.answers.grammar import either, quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading, no_constant
-from contracts.answers.values import property_of, required_of, types_of
+from contracts.answers.values import arguments_rule, property_of, types_of
 
 _NAME = re.compile(r"[\w.:/-]")
 _WORD = re.compile(r"[^,\[\]{}\s]+")
@@ -47,20 +48,12 @@ class Gemma(CallForm):
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""
         opener, closer, quote = (marks.lark(text) for text in self.markers[:3])
-        calls = {}
-        for name, schema in schemas.items():
-            known = required_of(schema)
-            needed = [f"{quoted(f'{key}:')} {_rule(schema, key)}" for key in known if known[key]]
-            further = [f"{quoted(f'{key}:')} {_rule(schema, key)}" for key in known if not known[key]]
-            if needed:
-                inner = sequence(f" {quoted(',')} ".join(needed), *(f"({quoted(',')} {part})?" for part in further))
-            else:
-                ends = [
-                    sequence(part, *(f"({quoted(',')} {later})?" for later in further[place + 1 :]))
-                    for place, part in enumerate(further)
-                ]
-                inner = f"({' | '.join(ends)})?" if ends else ""
-            calls[name] = sequence(quoted(f"call:{name}{{"), inner, quoted("}"))
+        calls = {
+            name: sequence(
+                quoted(f"call:{name}{{"), arguments_rule(schema, partial(_argument, schema), ","), quoted("}")
+            )
+            for name, schema in schemas.items()
+        }
         rules = f"gemma_text: {quote} gemma_rest\n{marks.text_until('gemma_rest', self._quote)}\n{_RULES}"
         return Forced(calls, self.openers[0], between=sequence(closer, opener), after=closer, rules=rules)
 
@@ -85,16 +78,13 @@ _BY_TYPE = {
 }
 
 
-def _rule(schema: Schema, key: str) -> str:
-    """A value of the right type; what is inside of lists and objects is free."""
-    types = types_of(property_of(schema, key))
-    rules = [_BY_TYPE[name] for name in sorted(types) if name in _BY_TYPE]
-    return f"({' | '.join(rules)})" if rules else "gemma_value"
+def _argument(schema: Schema, key: str) -> str:
+    """A key, and a value of the right type; what is inside of lists and objects is free."""
+    rules = [_BY_TYPE[name] for name in sorted(types_of(property_of(schema, key))) if name in _BY_TYPE]
+    return f"{quoted(f'{key}:')} {either(rules) if rules else 'gemma_value'}"
 
 
 class _Values:
-    """Reads values in Gemma's notation."""
-
     def __init__(self, text: str, quote: str, marks: Marks) -> None:
         self.text, self.place = text, 0
         self._quote, self._marks = quote, marks

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import msgspec
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.grammar import json_rule, quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading, escaped, object_text
 
 Kind = TypeVar("Kind")
@@ -107,14 +107,9 @@ def _object(written: str) -> str:
 
 
 class JsonCalls(CallForm):
-    """See the module.
+    """See the module. Without an `opener` the object is bare; without a `closer` the end of the JSON ends the call.
 
-    Args:
-        opener: the marker before; empty for a bare object.
-        closer: the marker after; empty if the end of the JSON ends the call.
-        is_list: the model writes one list of all calls.
-        arguments: the name of the field with the arguments.
-        name: the name of the field with the tool's name.
+    `is_list`: the model writes one list of all calls. `name` and `arguments` are names of fields.
     """
 
     def __init__(
@@ -160,7 +155,6 @@ class JsonCalls(CallForm):
             raise NotACall(f"text follows it: {source.text[source.place :][:40]!r}")
 
     def _read_forced(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
-        """A call that a grammar forced: exactly as `forced` writes it."""
         if self.is_bare:
             source.place -= 1
         while True:

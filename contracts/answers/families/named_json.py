@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.families.json_calls import take_calls
 from contracts.answers.grammar import json_rule, quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading
 
 _NAME = re.compile(r"[\w.:/-]")

@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
-from contracts.answers.grammar import json_rule, quoted, sequence
+from contracts.answers.grammar import either, json_rule, quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading
-from contracts.answers.values import property_of, required_of, types_of
+from contracts.answers.values import arguments_rule, property_of, types_of, with_definitions
 
 _LONGEST = 2**16
 """Characters of one list of calls; a longer one is text. Python's parser takes about a second for each MB."""
@@ -25,12 +26,7 @@ _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 
 class Pythonic(CallForm):
-    """See the module.
-
-    Args:
-        opener: the marker before; empty for a bare list.
-        closer: the marker after.
-    """
+    """See the module. Without an `opener` the list is bare."""
 
     def __init__(self, opener: str = "", closer: str = "") -> None:
         self.openers = (opener,) if opener else ("[",)
@@ -53,7 +49,10 @@ class Pythonic(CallForm):
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""
         end = sequence(quoted("]"), marks.lark(self._closer) if self._closer else "")
-        calls = {name: _python_call(name, schema) for name, schema in schemas.items()}
+        calls = {
+            name: sequence(quoted(f"{name}("), arguments_rule(schema, partial(_argument, schema), ", "), quoted(")"))
+            for name, schema in schemas.items()
+        }
         return Forced(calls, self._opener, before=quoted("["), between=quoted(", "), after=end, rules=_RULES)
 
 
@@ -100,7 +99,6 @@ def _value(node: ast.expr) -> Any:
 
 
 def _bracketed(source: CallText) -> Reading[str]:
-    """A list in brackets. Raises NotACall."""
     if (yield from source.has("[")) != "[":
         raise NotACall
     start, brackets = source.place, _Brackets()
@@ -116,8 +114,6 @@ def _bracketed(source: CallText) -> Reading[str]:
 
 
 class _Brackets:
-    """Counts brackets outside of strings."""
-
     def __init__(self) -> None:
         self.are_closed = False
         self._expected: list[str] = []
@@ -146,21 +142,8 @@ py_bool: "True" | "False"
 """
 
 
-def _python_call(name: str, schema: Schema) -> str:
-    """A call with named arguments in the order of the schema."""
-    needed = [(key, _python_value(schema, key)) for key, is_needed in required_of(schema).items() if is_needed]
-    optional = [(key, _python_value(schema, key)) for key, is_needed in required_of(schema).items() if not is_needed]
-    first = [f"{quoted(key + '=')} {rule}" for key, rule in needed]
-    further = [f"{quoted(key + '=')} {rule}" for key, rule in optional]
-    if first:
-        inner = sequence(f" {quoted(', ')} ".join(first), *(f"({quoted(', ')} {part})?" for part in further))
-    else:  # any non-empty run of the optional ones needs its commas between
-        ends = [
-            sequence(part, *(f"({quoted(', ')} {later})?" for later in further[place + 1 :]))
-            for place, part in enumerate(further)
-        ]
-        inner = f"({' | '.join(ends)})?" if ends else ""
-    return sequence(quoted(f"{name}("), inner, quoted(")"))
+def _argument(schema: Schema, key: str) -> str:
+    return f"{quoted(f'{key}=')} {_python_value(schema, key)}"
 
 
 def _python_value(schema: Schema, key: str) -> str:
@@ -168,10 +151,7 @@ def _python_value(schema: Schema, key: str) -> str:
     types = types_of(described)
     values = (described or {}).get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return f"({' | '.join(quoted(repr(value)) for value in values)})"
+        return either(quoted(repr(value)) for value in values)
     if not types or types == {"string"}:
         return "py_string"
-    if types == {"boolean"}:
-        return "py_bool"
-    definitions = {place: schema[place] for place in ("$defs", "definitions") if place in schema}
-    return json_rule(dict(described or {}) | definitions)
+    return "py_bool" if types == {"boolean"} else json_rule(with_definitions(described, schema))

@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.grammar import quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading
 from contracts.answers.values import json_of, property_of, required_of, text_rule, text_rules
 
@@ -23,14 +23,9 @@ _NAME = re.compile(r"[\w.:/-]")
 
 
 class Tags(NamedTuple):
-    """What stands around the parts of an argument.
+    """What stands around the parts of an argument: before and after its key, before its value (empty if it follows at once), after it.
 
-    Attributes:
-        key: before the key.
-        key_end: after the key.
-        value: before the value, after white space; empty if the value follows at once.
-        value_end: after the value.
-        is_padded: a line break before and after a value does not belong to it.
+    `is_padded`: a line break before and after a value does not belong to it.
     """
 
     key: str
@@ -91,13 +86,10 @@ class QwenXml(CallForm):
         opener, closer = marks.lark("<tool_call>"), marks.lark("</tool_call>")
         calls = {
             name: sequence(
-                quoted(f"\n<function={name}>\n"),
-                *(_optional(quoted(f"<parameter={key}>\n") + " " + text_rule(schema, key, end), is_needed=needed)
-                  for key, needed in required_of(schema).items()),
-                quoted("</function>\n"),
+                quoted(f"\n<function={name}>\n"), _arguments(schema, "<parameter=", ">\n", end), quoted("</function>\n")
             )
             for name, schema in schemas.items()
-        }  # fmt: skip
+        }
         again = sequence(closer, quoted("\n"), opener)
         return Forced(calls, "<tool_call>", between=again, after=closer, rules=text_rules(end))
 
@@ -161,13 +153,19 @@ class Atem(CallForm):
         calls = {
             name: sequence(
                 quoted(f'\n<atem:invoke name="{name}">\n'),
-                *(_optional(quoted(f'<atem:parameter name="{key}">') + " " + text_rule(schema, key, end), is_needed=needed)
-                  for key, needed in required_of(schema).items()),
+                _arguments(schema, '<atem:parameter name="', '">', end),
                 quoted("</atem:invoke>\n</atem:function_calls>"),
             )
             for name, schema in schemas.items()
-        }  # fmt: skip
+        }
         return Forced(calls, "<atem:function_calls>", rules=text_rules(end))
+
+
+def _arguments(schema: Schema, before: str, after: str, end: str) -> str:
+    """All arguments in the order of the schema; the key stands between `before` and `after`, the value before `end`."""
+    known = required_of(schema)
+    rules = {key: f"{quoted(f'{before}{key}{after}')} {text_rule(schema, key, end)}" for key in known}
+    return sequence(*(_optional(rule, is_needed=known[key]) for key, rule in rules.items()))
 
 
 def _glm_value(schema: Schema, key: str, closer: str) -> str:

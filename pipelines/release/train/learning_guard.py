@@ -17,11 +17,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from contracts import assignments, error_budget, holds
-from contracts.arm_secret import read_arm_secret
-from contracts.arms import is_control
+from contracts.arms import is_control, read_arm_secret
 from contracts.assignments import LEARNING, LIVE
 from contracts.errors import StaleWrite
-from contracts.retreat import revoke_unproven
+from contracts.rejection import revoke_unproven
 from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import CANARY, AnswerRow, TaskRule
 from pipelines.release.train.assess import ALL_TASKS

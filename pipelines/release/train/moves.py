@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from contracts import assignments, holds
 from contracts.assignments import CANARY, LIVE, Assignment
 from contracts.errors import StaleWrite
-from contracts.retreat import revoke_unproven
+from contracts.rejection import revoke_unproven
 from pipelines.release.train import repository
 from pipelines.release.train.repository import Train
 from pipelines.release.train.rules import TrainMove

@@ -6,7 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from contracts.experts import experts_of
+from contracts.packing import experts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

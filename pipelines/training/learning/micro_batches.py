@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from contracts.support import support_of
+from contracts.packing import support_of
 from pipelines.training.known.experiences import recorded_experts
 from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from contracts.experts import experts_problem
 from contracts.ledger import EXPIRED
+from contracts.packing import experts_problem, support_of, support_problem
 from contracts.segments import is_body_lost
-from contracts.support import support_of, support_problem
 from pipelines.training.known.experiences import recorded_experts
 from pipelines.training.state import NO_WEIGHT
 from policy.routing import NO_REPLAY, Routing

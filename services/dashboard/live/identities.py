@@ -91,8 +91,8 @@ def identities(
         num_open=_num_dead(totals, OPEN, SIGNALS),
     )
     learned = {
-        kind: identity_of(sorted(found), found, problems=getattr(learning.problems, kind))
-        for kind, found in learning.counts._asdict().items()
+        kind: identity_of(sorted(found.counts), found.counts, problems=found.problems)
+        for kind, found in learning._asdict().items()
     }
     return Identities(generations, signals, learned)
 

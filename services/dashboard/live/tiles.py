@@ -13,7 +13,7 @@ import msgspec
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.intervals import share_interval
 from contracts.ledger import PENDING
-from contracts.version_parents import BASE
+from contracts.version_history import BASE
 from services.dashboard.formatting import MISSING, between, count, figure, percent, version
 from services.dashboard.live.charts import accept_rate, mean
 from services.dashboard.live.identities import Identities, Identity

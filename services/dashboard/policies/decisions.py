@@ -18,7 +18,7 @@ from contracts.record_checks import MAX_INT32
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback import RollbackPlan
 from contracts.rollback_effects import describe, describe_treatment, read_effects
-from contracts.version_parents import BASE, stored_parents
+from contracts.version_history import BASE, stored_parents
 from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, OwnPage, Policy
 from services.dashboard.signin.repository import Session
 from services.http import read_json, reply

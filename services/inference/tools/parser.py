@@ -14,11 +14,9 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from contracts.answers.calls import Sink
 from contracts.answers.grammar import ANY_OBJECT
 from contracts.answers.marks import Marks
-from contracts.answers.output import Output
-from contracts.answers.parts import NOTHING, AnswerPart
+from contracts.answers.parts import NOTHING, AnswerPart, Output, Sink
 from contracts.answers.reading import AnswerReader, reader_of
 from contracts.answers.registry import Family
 from contracts.answers.strict import StrictSchema

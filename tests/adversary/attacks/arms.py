@@ -9,8 +9,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from contracts.arm_secret import read_arm_secret
-from contracts.arms import draw_arm
+from contracts.arms import draw_arm, read_arm_secret
 from contracts.assignments import CANARY, LIVE, Assignment
 from runtime.database import Database
 from runtime.days import migrate

@@ -183,10 +183,8 @@ def _check_published(world: KilledStore) -> None:
     try:
         for edge in world.store.edges(POLICY, world.version):
             world.store.payload(edge)
-        tensors = world.store.load_state_onto(
-            POLICY, world.version, world.version - 1, world.weights[0], world.history
-        )[0]
-        world.blame(root_of(tensors) == world.roots[world.version], "it is published with other weights")
+        hops = world.store.stage_onto(POLICY, world.version, world.version - 1, world.weights[0], world.history)
+        world.blame(hops[-1].staged.target_root == world.roots[world.version], "it is published with other weights")
     except MillraceError as error:
         world.blame(False, f"it is published and cannot be read: {error.message}")
 

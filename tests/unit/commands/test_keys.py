@@ -27,8 +27,7 @@ from weights.versions.keys import (
     write_public_key,
 )
 from weights.versions.manifest import Manifest
-from weights.versions.pem import private_pem, public_pem
-from weights.versions.signing import Signer
+from weights.versions.signing import Signer, private_pem, public_pem
 
 ELSEWHERE = Ed25519PrivateKey.from_private_bytes(bytes(32))
 

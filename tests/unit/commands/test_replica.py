@@ -12,9 +12,8 @@ from weights.replica.replica import Replica
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 from weights.versions.keys import trusted_folder
-from weights.versions.pem import public_pem
 from weights.versions.pointer import Pointer, PointerReader, move_pointer
-from weights.versions.signing import Keyring, Signer
+from weights.versions.signing import Keyring, Signer, public_pem
 
 SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 KEYRING = Keyring({SIGNER.key_id: SIGNER.public_key})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
-from contracts.arm_secret import read_arm_secret
+from contracts.arms import read_arm_secret
 from contracts.errors import InvalidSettings
 from contracts.tables import home_secret
 from runtime import schema
@@ -47,7 +47,7 @@ def test_no_other_module_reads_the_table_so_that_nothing_shows_it() -> None:
         if "home_secret" in path.read_text()
     }
     tables = {"contracts/tables/__init__.py", "contracts/tables/serving.py"}
-    assert named == {"contracts/arm_secret.py", *tables}
+    assert named == {"contracts/arms.py", *tables}
     readers = {
         str(path.relative_to(ROOT))
         for folder in folders
@@ -56,7 +56,7 @@ def test_no_other_module_reads_the_table_so_that_nothing_shows_it() -> None:
     }
     train = "pipelines/release/train"
     assert readers == {
-        "contracts/arm_secret.py",
+        "contracts/arms.py",
         "services/inference/arms.py",
         f"{train}/learning_guard.py",
         f"{train}/reading/intake.py",

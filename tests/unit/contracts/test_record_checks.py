@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
-from contracts.experts import pack_experts
+from contracts.packing import pack_experts
 from contracts.records import (
     MAX_BODY_BYTES,
     Episode,

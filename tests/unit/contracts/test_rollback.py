@@ -1,5 +1,6 @@
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite, VersionRevoked
 from contracts.revocations import Treatment
 from contracts.rollback import (
+    RollbackPlan,
     left_behind,
     promote,
     read_plan,
@@ -20,7 +22,7 @@ from contracts.rollback import (
     versions_to_revoke,
 )
 from contracts.tables import verdict, version_claim
-from contracts.version_parents import Parents
+from contracts.version_history import Parents
 from runtime.database import Database
 from tests.each_case import each_case
 
@@ -146,56 +148,64 @@ def learn(connection: Connection) -> None:
     point(connection, CANDIDATE, 5)
 
 
-def test_a_rollback_moves_live_and_training_and_drops_the_candidate(database: Database) -> None:
+@pytest.fixture
+def learned(database: Database) -> Iterator[Connection]:
+    """A transaction of a home that has learned."""
     with database.transaction() as connection:
         learn(connection)
-        assert read_target(connection, POLICY) == 2
-        plan = roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
-        assert (plan.live, plan.target, plan.revoked, plan.kept) == (4, 2, (3, 4, 5), (2, 1, 0))
-        arms = assignments.read(connection, POLICY)
+        yield connection
+
+
+def back(connection: Connection, to: int | None = None, **options: Any) -> RollbackPlan:
+    return roll_back(connection, **{"policy": POLICY, "writer": "ann", "reason": "complaints", "to": to} | options)
+
+
+def forth(connection: Connection, to: int) -> None:
+    promote(connection, policy=POLICY, to=to, writer="ann", reason="r")
+
+
+def test_a_rollback_moves_live_and_training_and_drops_the_candidate(learned: Connection) -> None:
+    assert read_target(learned, POLICY) == 2
+    plan = back(learned)
+    assert (plan.live, plan.target, plan.revoked, plan.kept) == (4, 2, (3, 4, 5), (2, 1, 0))
+    arms = assignments.read(learned, POLICY)
     assert {arm: held.version for arm, held in arms.items()} == {LIVE: 2, TRAINING: 2, CANDIDATE: None}
     assert arms[LIVE].share == 1.0
     assert arms[LIVE].epoch == 5
 
 
-def test_an_empty_candidate_moves_too_so_that_what_was_about_to_be_offered_is_not(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        point(connection, CANDIDATE, None)
-        seen = assignments.read(connection, POLICY)[CANDIDATE]
-        roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
-        with pytest.raises(StaleWrite):
-            assignments.move(
-                connection, policy=POLICY, arm=CANDIDATE, version=6, expected_epoch=seen.epoch, writer="t", reason="t"
-            )
+def test_an_empty_candidate_moves_too_so_that_what_was_about_to_be_offered_is_not(learned: Connection) -> None:
+    point(learned, CANDIDATE, None)
+    seen = assignments.read(learned, POLICY)[CANDIDATE]
+    back(learned)
+    with pytest.raises(StaleWrite):
+        assignments.move(
+            learned, policy=POLICY, arm=CANDIDATE, version=6, expected_epoch=seen.epoch, writer="t", reason="t"
+        )
 
 
-def test_training_hears_of_a_second_rollback_to_the_same_version(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        roll_back(connection, policy=POLICY, writer="ann", reason="one", to=1)
-        point(connection, LIVE, 6)
-        before = assignments.read(connection, POLICY)[TRAINING].epoch
-        roll_back(connection, policy=POLICY, writer="ann", reason="two", to=1)
-        assert assignments.read(connection, POLICY)[TRAINING].epoch == before + 1
+def test_training_hears_of_a_second_rollback_to_the_same_version(learned: Connection) -> None:
+    back(learned, reason="one", to=1)
+    point(learned, LIVE, 6)
+    before = assignments.read(learned, POLICY)[TRAINING].epoch
+    back(learned, reason="two", to=1)
+    assert assignments.read(learned, POLICY)[TRAINING].epoch == before + 1
 
 
 @pytest.mark.parametrize("to", [3, 4, 9, -1])
-def test_only_an_accepted_version_below_the_live_one_will_do(database: Database, to: int) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        with pytest.raises(InvalidValue):
-            roll_back(connection, policy=POLICY, writer="ann", reason="r", to=to)
-        assert assignments.read(connection, POLICY)[LIVE].version == 4
+def test_only_an_accepted_version_below_the_live_one_will_do(learned: Connection, to: int) -> None:
+    with pytest.raises(InvalidValue):
+        back(learned, to=to)
+    assert assignments.read(learned, POLICY)[LIVE].version == 4
 
 
 def test_there_is_nothing_below_the_base_and_nothing_before_the_first(database: Database) -> None:
     with database.transaction() as connection:
         with pytest.raises(InvalidRequest, match="no live version"):
-            roll_back(connection, policy=POLICY, writer="ann", reason="r")
+            back(connection)
         point(connection, LIVE, 0)
         with pytest.raises(InvalidRequest, match="there is no older version"):
-            roll_back(connection, policy=POLICY, writer="ann", reason="r")
+            back(connection)
 
 
 def claim(connection: Connection, parents: dict[int, int]) -> None:
@@ -205,14 +215,12 @@ def claim(connection: Connection, parents: dict[int, int]) -> None:
         )
 
 
-def test_revocations_are_written_with_the_moves_and_keep_their_first_reason(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        roll_back(connection, policy=POLICY, writer="ann", reason="bought votes", treatment="poison", to=1)
-        point(connection, LIVE, 6)
-        judge(connection, 6, accepted=True)
-        plan = roll_back(connection, policy=POLICY, writer="bob", reason="worse", to=0)
-        found = revocations.read(connection, POLICY)
+def test_revocations_are_written_with_the_moves_and_keep_their_first_reason(learned: Connection) -> None:
+    back(learned, reason="bought votes", treatment="poison", to=1)
+    point(learned, LIVE, 6)
+    judge(learned, 6, accepted=True)
+    plan = back(learned, writer="bob", reason="worse", to=0)
+    found = revocations.read(learned, POLICY)
     assert plan.revoked == (1, 6)
     assert {version: (row.treatment, row.writer) for version, row in found.items()} == {
         **dict.fromkeys((2, 3, 4, 5), ("poison", "ann")),
@@ -220,68 +228,56 @@ def test_revocations_are_written_with_the_moves_and_keep_their_first_reason(data
     }
 
 
-def test_what_is_cut_from_a_revoked_version_later_is_revoked_too(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        claim(connection, {3: 2, 4: 3, 5: 4})
-        roll_back(connection, policy=POLICY, writer="ann", reason="r", treatment="poison")
-        claim(connection, {6: 5, 7: 2, 8: 6})
-        found = revocations.read(connection, POLICY)
-        assert set(found) == {3, 4, 5, 6, 8}
-        assert found[8].treatment == "poison"
-        with pytest.raises(VersionRevoked, match=r"v8 .* revoked by ann"):
-            promote(connection, policy=POLICY, to=8, writer="ann", reason="r")
-        point(connection, CANDIDATE, 7)
+def test_what_is_cut_from_a_revoked_version_later_is_revoked_too(learned: Connection) -> None:
+    claim(learned, {3: 2, 4: 3, 5: 4})
+    back(learned, treatment="poison")
+    claim(learned, {6: 5, 7: 2, 8: 6})
+    found = revocations.read(learned, POLICY)
+    assert set(found) == {3, 4, 5, 6, 8}
+    assert found[8].treatment == "poison"
+    with pytest.raises(VersionRevoked, match=r"v8 .* revoked by ann"):
+        forth(learned, 8)
+    point(learned, CANDIDATE, 7)
 
 
 @pytest.mark.parametrize("arm", [LIVE, CANDIDATE, TRAINING])
-def test_no_arm_ever_points_at_a_revoked_version(database: Database, arm: str) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
-        with pytest.raises(VersionRevoked, match=r"v4 .*complaints"):
-            point(connection, arm, 4)
+def test_no_arm_ever_points_at_a_revoked_version(learned: Connection, arm: str) -> None:
+    back(learned)
+    with pytest.raises(VersionRevoked, match=r"v4 .*complaints"):
+        point(learned, arm, 4)
 
 
-def test_a_revoked_version_is_neither_promoted_nor_gone_back_to(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
-        with pytest.raises(VersionRevoked, match="v4"):
-            promote(connection, policy=POLICY, to=4, writer="ann", reason="r")
-        judge(connection, 6, accepted=True)
-        promote(connection, policy=POLICY, to=6, writer="ann", reason="r")
-        with pytest.raises(VersionRevoked, match="v4"):
-            roll_back(connection, policy=POLICY, writer="ann", reason="r", to=4)
-        assert read_target(connection, POLICY) == 2
-        assert assignments.read(connection, POLICY)[LIVE].version == 6
+def test_a_revoked_version_is_neither_promoted_nor_gone_back_to(learned: Connection) -> None:
+    back(learned)
+    with pytest.raises(VersionRevoked, match="v4"):
+        forth(learned, 4)
+    judge(learned, 6, accepted=True)
+    forth(learned, 6)
+    with pytest.raises(VersionRevoked, match="v4"):
+        back(learned, to=4)
+    assert read_target(learned, POLICY) == 2
+    assert assignments.read(learned, POLICY)[LIVE].version == 6
 
 
 def test_promoting_does_not_go_back(database: Database) -> None:
     with database.transaction() as connection:
         with pytest.raises(NotFound):
-            promote(connection, policy=POLICY, to=1, writer="ann", reason="r")
+            forth(connection, 1)
         learn(connection)
         with pytest.raises(InvalidValue, match="roll back instead, with `millrace policy rollback --to 2`"):
-            promote(connection, policy=POLICY, to=2, writer="ann", reason="r")
+            forth(connection, 2)
         assert assignments.read(connection, POLICY)[LIVE].version == 4
 
 
-def test_only_what_is_named_is_revoked(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        plan = roll_back(connection, policy=POLICY, writer="ann", reason="r", to=1, revoke={4})
-        assert plan.revoked == (4, 5)
-        assert set(revocations.read(connection, POLICY)) == {4, 5}
-        with pytest.raises(InvalidValue, match="v9 cannot be revoked"):
-            roll_back(connection, policy=POLICY, writer="ann", reason="r", to=0, revoke={9})
+def test_only_what_is_named_is_revoked(learned: Connection) -> None:
+    assert back(learned, to=1, revoke={4}).revoked == (4, 5)
+    assert set(revocations.read(learned, POLICY)) == {4, 5}
+    with pytest.raises(InvalidValue, match="v9 cannot be revoked"):
+        back(learned, to=0, revoke={9})
 
 
-def test_manifests_say_who_grew_from_whom_where_no_claim_does(database: Database) -> None:
-    with database.transaction() as connection:
-        learn(connection)
-        plan = roll_back(connection, policy=POLICY, writer="ann", reason="r", parents={3: 1, 4: 2, 5: 1})
-        assert plan.revoked == (4,)
+def test_manifests_say_who_grew_from_whom_where_no_claim_does(learned: Connection) -> None:
+    assert back(learned, parents={3: 1, 4: 2, 5: 1}).revoked == (4,)
 
 
 def test_of_two_operators_at_once_one_is_told_to_look_again(database: Database) -> None:
@@ -294,7 +290,7 @@ def test_of_two_operators_at_once_one_is_told_to_look_again(database: Database) 
     for treatment in treatments:
         try:
             with database.transaction() as connection:
-                roll_back(connection, policy=POLICY, writer="ann", reason="r", treatment=treatment, seen_live=plan.live)
+                back(connection, treatment=treatment, seen_live=plan.live)
         except StaleWrite as error:
             told.append(error.message)
     assert told == ["v4 is no longer live, v2 is; check the versions again"]

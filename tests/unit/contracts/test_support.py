@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRecord
+from contracts.packing import MOST_IDS, pack_support, support_of, support_problem
 from contracts.records import GenerationBody, open_body, pack_body, pack_floats, pack_ids
-from contracts.support import MOST_IDS, pack_support, support_of, support_problem
 from tests.each_case import each_case
 
 PLACES = st.lists(st.sets(st.integers(0, 2**31 - 1), min_size=1, max_size=MOST_IDS), min_size=1, max_size=9)

@@ -6,10 +6,11 @@ import errno
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, Row, select, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError, StatementError
 
 from contracts.errors import (
@@ -39,10 +40,13 @@ class Picky:
     topics = ("signals",)
     batch_size = 500
 
-    def __init__(self, fail: Callable[[bytes], None] | None = None) -> None:
-        self.fail = fail or _raise
-        self.fail_in = "handle"
-        self.fail_to_tick: Exception | None = None
+    def __init__(
+        self,
+        fail: Callable[[bytes], None] | None = None,
+        fail_in: str = "handle",
+        fail_to_tick: Exception | None = None,
+    ) -> None:
+        self.fail, self.fail_in, self.fail_to_tick = fail or _raise, fail_in, fail_to_tick
         self.num_ticks = 0
 
     def read(self, record: LogRecord) -> LogRecord:
@@ -80,23 +84,17 @@ def _raise(value: bytes) -> None:
 
 
 def append(event_log: LocalLog, num: int, bad: Sequence[int], num_partitions: int = 4) -> None:
-    event_log.append(
-        [
-            Message(
-                "signals",
-                number % num_partitions,
-                str(number),
-                f"{'bad' if number in bad else 'good'}{number}".encode(),
-            )
-            for number in range(num)
-        ]
-    )
+    values = [f"{'bad' if number in bad else 'good'}{number}".encode() for number in range(num)]
+    event_log.append([Message("signals", n % num_partitions, str(n), value) for n, value in enumerate(values)])
+
+
+def dead_letters(database: Database) -> Sequence[Row[Any]]:
+    with database.snapshot() as connection:
+        return connection.execute(select(dead_letter)).all()
 
 
 def buried(database: Database) -> list[str]:
-    with database.snapshot() as connection:
-        rows = connection.execute(select(dead_letter.c.value).order_by(dead_letter.c.at)).scalars()
-        return sorted(value.decode() for value in rows)
+    return sorted(row.value.decode() for row in dead_letters(database))
 
 
 def handled(database: Database) -> set[str]:
@@ -123,8 +121,7 @@ def test_only_the_culprits_are_buried_and_the_rest_is_done_once_and_in_order(
     database: Database, event_log: LocalLog, place: str, bad: Sequence[int]
 ) -> None:
     append(event_log, 100, bad)
-    handler = Picky()
-    handler.fail_in = place
+    handler = Picky(fail_in=place)
     worker = Worker(handler, database, event_log)
     assert worker.step() == 100
     check_all_but(database, event_log, 100, bad)
@@ -135,8 +132,7 @@ def test_only_the_culprits_are_buried_and_the_rest_is_done_once_and_in_order(
 def test_a_culprit_is_kept_with_first_line_traceback_and_key(database: Database, event_log: LocalLog) -> None:
     append(event_log, 3, (1,))
     Worker(Picky(), database, event_log).step()
-    with database.snapshot() as connection:
-        row = connection.execute(select(dead_letter)).one()
+    (row,) = dead_letters(database)
     assert (row.reason, row.key, row.state) == ("ZeroDivisionError: cannot divide bad1", "1", "open")
     assert "in _raise" in row.traceback
     assert row.traceback.rstrip().endswith("for good")
@@ -148,8 +144,7 @@ def test_what_a_database_keeps_in_no_text_is_told_all_the_same(database: Databas
 
     event_log.append([Message("signals", 0, "a\0key", b"bad")])
     Worker(Picky(fail), database, event_log).step()
-    with database.snapshot() as connection:
-        row = connection.execute(select(dead_letter)).one()
+    (row,) = dead_letters(database)
     assert (row.reason, row.key) == ("ValueError: a\\0b \\ud800 bad", "a\\0key")
 
 
@@ -182,8 +177,7 @@ def test_what_is_no_records_fault_buries_nothing_and_moves_nothing(
 
 def test_a_tick_that_fails_buries_nothing_and_holds_up_no_record(database: Database, event_log: LocalLog) -> None:
     append(event_log, 100, ())
-    handler = Picky()
-    handler.fail_to_tick = KeyError("a row of ours")
+    handler = Picky(fail_to_tick=KeyError("a row of ours"))
     before = REGISTRY.get_sample_value("millrace_tick_failures_total", {"group": "picky"}) or 0
     worker = Worker(handler, database, event_log)
     assert worker.step() == 100
@@ -196,20 +190,17 @@ def test_a_tick_that_fails_buries_nothing_and_holds_up_no_record(database: Datab
 
 def test_a_tick_meets_servers_that_are_away_like_everything_else(database: Database, event_log: LocalLog) -> None:
     append(event_log, 2, ())
-    handler = Picky()
-    handler.fail_to_tick = Unavailable("away")
     with pytest.raises(Unavailable):
-        Worker(handler, database, event_log).step()
+        Worker(Picky(fail_to_tick=Unavailable("away")), database, event_log).step()
     assert handled(database) == set()
 
 
 @pytest.mark.slow
 def test_a_handler_that_always_fails_halts_early_whatever_the_batch(database: Database, event_log: LocalLog) -> None:
     append(event_log, 400, range(400), num_partitions=1)
+    says = "21 records in a row of signals/0, the last because: ZeroDivisionError"
     for _ in range(2):
-        with pytest.raises(
-            TooManyDeadLetters, match="21 records in a row of signals/0, the last because: ZeroDivisionError"
-        ):
+        with pytest.raises(TooManyDeadLetters, match=says):
             Worker(Picky(), database, event_log).step()
         assert buried(database) == []
 
@@ -220,12 +211,9 @@ def test_sixty_percent_halt_within_a_hundred_records_and_name_the_last(
 ) -> None:
     draw = random.Random(9)
     append(event_log, 500, [number for number in range(500) if draw.random() < 0.6], num_partitions=1)
-    handler = Picky()
-    handler.fail_in = place
-    with pytest.raises(
-        TooManyDeadLetters, match="picky could not process 31 of the latest 100 records of signals/0"
-    ) as told:
-        Worker(handler, database, event_log).step()
+    says = "picky could not process 31 of the latest 100 records of signals/0"
+    with pytest.raises(TooManyDeadLetters, match=says) as told:
+        Worker(Picky(fail_in=place), database, event_log).step()
     offset = told.value.facts["offset"]
     assert isinstance(offset, int)
     assert offset < NEAREST
@@ -244,8 +232,7 @@ def test_a_worker_that_halted_says_so_lives_on_and_goes_on_once_somebody_dealt_w
 ) -> None:
     append(event_log, MAX_IN_A_ROW + 1, range(MAX_IN_A_ROW + 1), num_partitions=1)
     stop = Stop()
-    handler = Picky()
-    handler.fail_in = "read"
+    handler = Picky(fail_in="read")
     worker = Worker(handler, database, event_log)
     labels = {"group": "picky"}
     seen: list[float | None] = []

@@ -17,21 +17,13 @@ from runtime.base_policy import fingerprint
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.engine_rows import EngineRows
+from tests.worlds.passing import Clock
 
 FIRST = EngineReplica(
     "eu-1", "demo", "http://10.0.0.1:1", "millrace", "eu", "serving", {"live": 1}, frozenset({"spans"}), "first", "e", "float32",
     0.0, "run", "base",
 )  # fmt: skip
 SECOND = FIRST._replace(url="http://10.0.0.2:1", instance="second", slots={"live": 2})
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

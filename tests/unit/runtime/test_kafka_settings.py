@@ -17,6 +17,7 @@ from runtime.secret_values import KAFKA_PASSWORD, secret_value
 from runtime.settings import Settings, make_section
 from tests.each_case import each_case
 
+BASE: dict[str, Any] = {"home": Path("h"), "run": "r", "policy": "p", "base": "b", "tasks": (Path("t"),)}
 SCRAM = {"kafka": "kafka:9093", "kafka_tls": True, "kafka_mechanism": "SCRAM-SHA-512", "kafka_user": "u"}
 TOKEN = {"kafka": "kafka:9093", "kafka_tls": True, "kafka_mechanism": "OAUTHBEARER"}
 
@@ -60,17 +61,15 @@ def test_what_fits_together_is_taken(values: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_is_refused_by_name(values: dict[str, Any], says: str) -> None:
-    base: dict[str, Any] = {"home": Path("h"), "run": "r", "policy": "p", "base": "b", "tasks": (Path("t"),)}
     with pytest.raises(InvalidSettings) as refused:
-        make_section("[millrace]", Settings, **base, **values)
+        make_section("[millrace]", Settings, **BASE, **values)
     assert says in refused.value.message
 
 
 @pytest.mark.parametrize("number", [3, 257])
 def test_a_number_of_partitions_out_of_range_is_refused(number: int) -> None:
-    base: dict[str, Any] = {"home": Path("h"), "run": "r", "policy": "p", "base": "b", "tasks": (Path("t"),)}
     with pytest.raises(InvalidSettings, match=r"\[millrace\] partitions: "):
-        make_section("[millrace]", Settings, **base, partitions=number)
+        make_section("[millrace]", Settings, **BASE, partitions=number)
 
 
 def test_a_secret_is_in_a_variable_or_in_a_file(tmp_path: Path) -> None:
@@ -90,8 +89,8 @@ def test_a_secret_is_in_a_variable_or_in_a_file(tmp_path: Path) -> None:
         secret_value(KAFKA_PASSWORD, in_file)
 
 
-def test_a_well_known_password_of_kafka_is_refused_elsewhere_only(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=(Path("t"),), **SCRAM)
+def test_a_well_known_password_of_kafka_is_refused_elsewhere_only() -> None:
+    settings = Settings(**BASE, **SCRAM)
     with pytest.raises(InvalidSettings, match="password of Kafka at kafka is a well-known default"):
         check_passwords(settings, {KAFKA_PASSWORD: "changeme"})
     check_passwords(settings.model_copy(update={"kafka": "127.0.0.1:1"}), {KAFKA_PASSWORD: "changeme"})
@@ -127,13 +126,9 @@ def test_settings_without_an_option_are_set_by_name() -> None:
             chosen_settings([given])
 
 
-def test_what_is_sent_unencrypted_to_another_machine_is_told(tmp_path: Path) -> None:
+def test_what_is_sent_unencrypted_to_another_machine_is_told() -> None:
     settings = Settings(
-        home=tmp_path,
-        run="r",
-        policy="p",
-        base="b",
-        tasks=(Path("t"),),
+        **BASE,
         kafka="kafka.invalid:9092,127.0.0.1:1",
         database_url="postgresql+psycopg://u@db.invalid/m?sslmode=require",
         redis="redis://127.0.0.1:1/0",

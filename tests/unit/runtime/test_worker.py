@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection, Engine, delete, event, func, select, text
+from sqlalchemy import Connection, Engine, Table, delete, event, func, select, text
 
 from contracts.errors import (
     InvalidRecord,
@@ -87,14 +87,18 @@ def stored_position(database: Database) -> int:
         return int(connection.execute(select(func.sum(position.c.next_offset))).scalar_one())
 
 
+def num_rows(database: Database, table: Table) -> int:
+    with database.snapshot() as connection:
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
 def test_too_many_dead_letters_in_a_row_stop_the_worker_and_nothing_moves(
     database: Database, event_log: LocalLog
 ) -> None:
     event_log.append(of_one_partition(b"good", *[b"bad"] * (MAX_IN_A_ROW + 1)))
+    says = r"21 records in a row of signals/0.*this one is bad.*redrive or skip"
     for _ in range(2):  # a supervisor that starts it again changes nothing
-        with pytest.raises(
-            TooManyDeadLetters, match=r"21 records in a row of signals/0.*this one is bad.*redrive or skip"
-        ):
+        with pytest.raises(TooManyDeadLetters, match=says):
             Worker(ChoosyEcho(), database, event_log).step()
         assert stored_position(database) == 0
 
@@ -143,14 +147,19 @@ def test_the_dead_letters_of_a_group_are_bounded_in_all(database: Database) -> N
             bury(connection, "echo", other, InvalidRecord("no"), 0.0)
 
 
-def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, event_log: LocalLog) -> None:
+def loser(database: Database, event_log: LocalLog) -> Worker[Any]:
+    """A worker whose partition another one took, which has handled `a`."""
     first, second = Worker(ChoosyEcho(), database, event_log), Worker(ChoosyEcho(), database, event_log)
     first.step()
     second.step()
     event_log.append(messages(b"a"))
     first.step()
+    return second
+
+
+def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, event_log: LocalLog) -> None:
     with pytest.raises(StaleWrite, match="another worker"):
-        second.step()
+        loser(database, event_log).step()
     assert [record.value for record in everything(event_log, "outcomes")] == [b"a"]
 
 
@@ -183,13 +192,8 @@ def test_a_worker_whose_heir_is_further_in_another_topic_of_the_partition_change
 
 
 def test_after_losing_it_reads_the_stored_positions_again(database: Database, event_log: LocalLog) -> None:
-    first, second = Worker(ChoosyEcho(), database, event_log), Worker(ChoosyEcho(), database, event_log)
-    first.step()
-    second.step()
-    event_log.append(messages(b"a"))
-    first.step()
     stop = threading.Event()
-    thread = threading.Thread(target=second.run, args=(stop,))
+    thread = threading.Thread(target=loser(database, event_log).run, args=(stop,))
     thread.start()
     event_log.append(messages(b"b"))
     while len(everything(event_log, "outcomes")) < 2 and thread.is_alive():
@@ -204,8 +208,7 @@ def test_what_the_log_cannot_take_stays_in_the_outbox(database: Database) -> Non
         put(connection, "echo", messages(b"a"))
     with pytest.raises(Unavailable, match="full"):
         Relay("echo", database, FullLog()).flush()
-    with database.snapshot() as connection:
-        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 1
+    assert num_rows(database, outbox) == 1
 
 
 def test_a_relay_keeps_the_order(database: Database, event_log: LocalLog) -> None:
@@ -306,8 +309,8 @@ def test_what_the_log_refuses_for_good_is_kept_aside_and_the_rest_goes_on_in_ord
     kept = [item.value for item in sent if len(item.value) == 1]
     assert [record.value for record in everything(log, "signals")] == kept
     log.close()
+    assert num_rows(database, outbox) == 0
     with database.snapshot() as connection:
-        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 0
         rows = connection.execute(select(dead_letter).order_by(dead_letter.c.value)).all()
     assert [(row.consumer_group, row.topic, row.partition, row.value[0]) for row in rows] == [
         ("echo", "signals", 3, 4),
@@ -399,8 +402,7 @@ def test_a_record_of_a_newer_schema_stops_the_worker_and_waits_in_the_log(
     for _ in range(2):
         with pytest.raises(NewerSchema, match="upgrade"):
             Worker(ChoosyEcho(), database, event_log).step()
-    with database.snapshot() as connection:
-        assert connection.execute(select(func.count()).select_from(dead_letter)).scalar_one() == 0
+    assert num_rows(database, dead_letter) == 0
 
 
 class Flaky(LocalLog):

@@ -1,12 +1,15 @@
 """Small policies for the tests of this folder."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from blake3 import blake3
 
+from contracts.errors import WeightsRefused
 from weights.codec.delta import CODEC
 from weights.codec.history import History
 from weights.publish import publish_fold, publish_version
@@ -17,6 +20,14 @@ from weights.versions.signing import Signer
 
 POLICY = "reservations"
 DTYPES = {1: "I8", 2: "BF16", 4: "F32", 8: "F64"}
+
+
+@contextmanager
+def refused(code: str, match: str = "") -> Iterator[None]:
+    """What follows is refused under this code, with `match` in the words."""
+    with pytest.raises(WeightsRefused, match=match or None) as found:
+        yield
+    assert found.value.code == code
 
 
 def tensor_of(words: npt.NDArray[Any], dtype: str | None = None) -> Tensor:

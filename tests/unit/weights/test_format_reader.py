@@ -11,8 +11,9 @@ from contracts.errors import WeightsRefused
 from tests.unit.weights import format_coder, format_reader, golden
 from tests.unit.weights.examples import same
 from tests.unit.weights.sealed import manifest_of, open_payload
+from tests.worlds.versions import decode
 from weights.codec import coder
-from weights.codec.delta import decode, encode
+from weights.codec.delta import encode
 from weights.codec.history import History
 from weights.tensors import Tensor, Tensors, root_of, words_of
 from weights.versions.manifest import Manifest, parse_manifest

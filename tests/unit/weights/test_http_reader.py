@@ -20,9 +20,8 @@ from weights.stores.web import WebObjects, WebTimeouts
 from weights.tensors import read_safetensors
 from weights.versions.keys import trusted_folder
 from weights.versions.manifest import CHUNK_BYTES, Chunk
-from weights.versions.pem import public_pem
 from weights.versions.pointer import Pointer, move_pointer, pointer_path
-from weights.versions.signing import Keyring, Signer
+from weights.versions.signing import Keyring, Signer, public_pem
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 

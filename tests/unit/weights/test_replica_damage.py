@@ -3,9 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.weights.examples import (
-    fold,
-)
+from tests.unit.weights.examples import fold
 from tests.worlds.replica import ReplicaWorld, check, spoil
 from weights.tensors import SINGLE_FILE
 from weights.versions.manifest import NO_HISTORY

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from contracts.experts import experts_of
+from contracts.packing import experts_of
 from contracts.records import Experience, decode, unpack_ids
 from contracts.segments import whole
 from contracts.topics import EXPERIENCES

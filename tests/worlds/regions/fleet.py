@@ -47,7 +47,7 @@ from weights.tensors import Tensors, read_safetensors
 from weights.versions.keys import trusted_folder
 from weights.versions.layout import chunk_path
 from weights.versions.manifest import Manifest
-from weights.versions.pem import public_pem
+from weights.versions.signing import public_pem
 
 POLICY, RUN = "fleet", "regions"
 NEAR, FAR = "near", "far"

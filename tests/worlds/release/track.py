@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, insert, select
 
 from contracts import assignments
-from contracts.arm_secret import read_arm_secret
-from contracts.arms import is_control
+from contracts.arms import is_control, read_arm_secret
 from contracts.assignments import LIVE, SLOTS, Assignment
 from contracts.tables import (
     alarm,

@@ -21,7 +21,7 @@ import structlog
 from sqlalchemy import Connection
 
 from contracts import assignments, holds
-from contracts.arm_secret import read_arm_secret
+from contracts.arms import read_arm_secret
 from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord, InvalidRequest, MillraceError, NewerSchema

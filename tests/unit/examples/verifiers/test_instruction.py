@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
-from contracts.tasks.source import Source
+from contracts.tasks.section import Source
 from examples.verifiers import instruction
 from examples.verifiers.instructions import INSTRUCTIONS
 from rewards.panel import graders_of

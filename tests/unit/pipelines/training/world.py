@@ -24,7 +24,7 @@ from contracts.rollback import roll_back
 from contracts.tables import verdict
 from contracts.tables.statements import insert_new
 from contracts.topics import EXPERIENCES, OUTCOMES
-from contracts.version_parents import stored_parents
+from contracts.version_history import stored_parents
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.process import compose

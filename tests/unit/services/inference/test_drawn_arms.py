@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from contracts import revocations
-from contracts.arm_secret import read_arm_secret
-from contracts.arms import draw_arm, unit_of
+from contracts.arms import draw_arm, read_arm_secret, unit_of
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, move, read
 from contracts.draws import DrawnVersion, hash_of
 from contracts.records import Generation

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from contracts.assignments import CANARY, CANDIDATE, LIVE, move
 from contracts.engines import EngineReplica, announce, read_replicas, withdraw
+from contracts.packing import support_of
 from contracts.records import unpack_ids
 from contracts.sampling import Span
-from contracts.support import support_of
 from runtime.database import Database
 from services.inference import arms
 from services.inference.app import create_app

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from contracts.event_log import Message
-from contracts.experts import experts_of, experts_problem
+from contracts.packing import experts_of, experts_problem
 from contracts.sampling import ExpertShape
 from engines.wire import RecordedExperts
 from runtime.log.local import LocalLog

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contracts.errors import InvalidSettings
-from contracts.experts import pack_experts
+from contracts.packing import pack_experts
 from contracts.records import Experience, pack_floats
 from contracts.sampling import ExpertShape
 from pipelines.training.known.experiences import num_tokens

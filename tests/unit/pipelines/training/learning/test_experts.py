@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from contracts.experts import pack_experts
+from contracts.packing import pack_experts
 from contracts.records import Experience, Segment
 from contracts.sampling import ExpertShape
 from pipelines.training.known.lineage import VersionTree

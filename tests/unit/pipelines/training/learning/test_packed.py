@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.experts import pack_experts
+from contracts.packing import pack_experts
 from contracts.records import Experience
 from contracts.sampling import ExpertShape
 from pipelines.training.known.experiences import num_tokens

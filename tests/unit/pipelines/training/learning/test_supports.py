@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from contracts.packing import MOST_IDS, pack_support
 from contracts.records import Experience, pack_floats
 from contracts.sampling import Sampling
-from contracts.support import MOST_IDS, pack_support
 from engines.token_route import read_event
 from engines.wire import EngineRequest
 from pipelines.training.known.lineage import VersionTree

@@ -1,4 +1,4 @@
-"""The database row with the newest snapshot of a policy's versions; it moves by compare-and-set."""
+"""What `weights` has no part in itself: the database row with the newest snapshot of the versions, and metrics of a weight store."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from sqlalchemy import Connection, select, update
 from contracts.tables import weight_snapshot
 from contracts.tables.statements import insert_new
 from runtime.database import Database
+from runtime.metrics import WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
 
 
 class DatabaseSnapshotRows:
-    """The snapshot row of one policy.
-
-    Args:
-        database: has the row.
-        policy: whose versions.
-        transaction: opens the transaction that writes the row; the trainer's checks its lease. None: the database's own.
-    """
+    """The snapshot row of one policy. `transaction` opens the one that writes it, as the trainer's, which checks its lease."""
 
     def __init__(
         self,
@@ -27,8 +22,7 @@ class DatabaseSnapshotRows:
         policy: str,
         transaction: Callable[[], AbstractContextManager[Connection]] | None = None,
     ) -> None:
-        self._database = database
-        self._policy = policy
+        self._database, self._policy = database, policy
         self._transaction = transaction or database.transaction
 
     def newest(self) -> tuple[int, bytes] | None:
@@ -39,15 +33,22 @@ class DatabaseSnapshotRows:
         return None if found is None else (found.sequence, bytes(found.text))
 
     def replace(self, seen: tuple[int, bytes] | None, row: tuple[int, bytes]) -> bool:
-        """Replace `seen` by `row`; False: another row is there by now.
-
-        Raises:
-            Unavailable: the database is away; nothing was changed.
-            LeaseLost: as `transaction`.
-        """
+        """Replace `seen` by `row`; False: another row is there by now. Raises Unavailable; LeaseLost: as `transaction`."""
         values = {"policy": self._policy, "sequence": row[0], "text": row[1]}
         with self._transaction() as connection:
             if seen is None:
                 return insert_new(connection, weight_snapshot, values)
             its = (weight_snapshot.c.policy == self._policy) & (weight_snapshot.c.sequence == seen[0])
             return connection.execute(update(weight_snapshot).where(its).values(**values)).rowcount == 1
+
+
+class WeightStoreMetrics:
+    """Counts what a process meets in its weight store."""
+
+    def count_junk(self, code: str) -> None:
+        """Count an object that could not be used; `code` names the reason."""
+        WEIGHT_JUNK.labels(code).inc()
+
+    def note_snapshot(self, expires_at: float) -> None:
+        """Note until when the current list of versions is valid, UTC epoch seconds."""
+        WEIGHT_SNAPSHOT_EXPIRES.set(expires_at)
