@@ -120,4 +120,5 @@ def compose(learner: Learner, around: Surroundings, background: tuple[Executor, 
     saver = Saver(learner, checkpoints, saving, around.monotonic, journal)
     settling = Settling(around, intake, steps, saver, publisher)
     reader = ExperienceReader(around, intake, lambda: steps.num_missing, steps.was_read)
+    restored = restored._replace(unfinished=None, taught=())  # batches and a plan that only `steps` needed
     return Trainer(around, restored, intake, reader, steps, settling, recovery, Publishing(publisher, publishing))

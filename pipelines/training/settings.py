@@ -21,11 +21,11 @@ _NOT_LOWERED = "neither lag nor age lowers a weight any more: importance weights
 REMOVED = {
     "max_version_lag": (
         8,
-        "no lag makes a sample stale any more: `old_versions` bounds how many of a batch have a large one",
+        "lag alone makes no sample stale any more: `old_versions` bounds how many samples with a large lag a batch holds",
     ),
     "max_age_seconds": (
         604800.0,
-        "no age makes a sample stale any more: `horizon_seconds` is how long samples are known",
+        "age alone makes no sample stale any more: `horizon_seconds` is how long samples are known",
     ),
     "staleness_half_life": (8.0, _NOT_LOWERED),
     "age_half_life_seconds": (86400.0, _NOT_LOWERED),

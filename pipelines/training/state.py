@@ -306,7 +306,7 @@ def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int
         evidence     pending, and in `undone`
         not revoked  as evidence, but only once: the second such rollback quarantines the sample
 
-    Corrections outside it are undone, so the fate again says what the weights hold. Returns the number that became pending.
+    Corrections outside the target's lineage are undone, so the fate again says what the weights hold. Returns the number that became pending.
     """
     head, kept = state.version, Lineage.of(target.lineage)
     shared = Lineage.of(state.lineage).newest_shared(kept) or BASE_VERSION

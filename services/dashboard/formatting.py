@@ -31,7 +31,7 @@ def note_fault(what: str, error: Exception) -> None:
 
 
 def add_filters(environment: jinja2.Environment) -> None:
-    """Let templates use every function of this module as a filter of the same name."""
+    """Let templates use every function that formats as a filter of the same name."""
     for function in (between, clock, count, data_size, figure, money, percent, points, seconds, times, version, words):
         environment.filters[function.__name__] = function
 

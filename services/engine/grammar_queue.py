@@ -54,7 +54,7 @@ class GrammarQueue:
         """Tenant to when each of its compilations ended, and how many seconds it took."""
 
     def join(self, grammar: str, tenant: str, now: float) -> GrammarWaiter:
-        """Wait for a grammar; it may be compiled already for others. Raises Overloaded: the tenant's seconds or requests are used up."""
+        """Wait for a grammar; its compilation may have begun for others. Raises Overloaded: the tenant's seconds or requests are used up."""
         if self._seconds_left(tenant, now):
             raise self.refusal(tenant, now)
         num_waiting = sum(waiter.tenant == tenant for one in self._open.values() for waiter in one.waiters)

@@ -52,8 +52,9 @@ class LocalCopy:
         held = self._replica.held
         return held.run if held is not None and held.version == version else self._store.run_of(policy, version)
 
-    def load_state(self, _policy: str, version: int) -> tuple[Tensors, History]:
+    def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """See `WeightReader.load_state`. For the version in the folder, the store is not asked. Raises as `Replica.bring`, and Conflict."""
+        self._check(policy)
         self._keeping.result()
         # Bringing the version that is served already would drop the chunks that were fetched for a candidate.
         if self._replica.serves != version:
@@ -71,6 +72,7 @@ class LocalCopy:
         base_root: str,
     ) -> list[Hop]:
         """See `WeightReader.stage_onto`. Fetched chunks stay in the folder."""
+        self._check(policy)
         self._keeping.result()
         return self._store.stage_onto(
             policy, version, base_version, base, history, base_root=base_root, payload=self._replica.payload
@@ -96,3 +98,7 @@ class LocalCopy:
                 self._replica.bring(version, self._run)
         except MillraceError as error:
             _log.warning("engine_copy_not_kept", version=version, code=error.code, error=error.message)
+
+    def _check(self, policy: str) -> None:
+        if policy != self._policy:
+            raise ValueError(f"the folder {self._folder} holds versions of {self._policy!r}, not of {policy!r}")

@@ -24,7 +24,7 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 
 
 class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
-    """Takes a manager's outputs on its generation thread: its own handlers run later, when the weights may have changed already."""
+    """Takes a manager's outputs on its generation thread: the manager's own handlers run later, when the weights may have changed already."""
 
     def __init__(self, receive: Receive) -> None:
         super().__init__()

@@ -62,6 +62,11 @@ class PrefixStore:
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._free: list[int] = []
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the blocks that are kept."""
+        return 0 if self._memory is None else len(self._blocks) * self._memory[0].nbytes
+
     def find(self, scope: str, token_ids: Sequence[int]) -> list[int]:
         """The places of the longest kept beginning of a prompt [T]; never the whole prompt, whose last token must be computed."""
         found: list[tuple[_Key, _Block]] = []

@@ -44,7 +44,7 @@ class ForwardPart(NamedTuple):
 
 
 class ForwardObserver:
-    """Called on the generation thread, around each forward; this one observes nothing. An error in it ends the generation thread."""
+    """Called on the generation thread, around each forward; this one observes nothing. It must not wait, and an error in it ends the generation thread."""
 
     def before(self, parts: Sequence[ForwardPart]) -> None:
         """The next forward computes these tokens."""

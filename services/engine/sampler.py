@@ -44,6 +44,7 @@ class SequenceSampling:
         self.is_remembered = matcher is not None or params.is_penalised or self.num_logprobs > 0
         self._prompt_ids, self._made_ids = list(token_ids), list(token_ids[len(token_ids) - num_made :])
         self._counts: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._biases = {int(token_id): value for token_id, value in (params.logit_bias or {}).items()}
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> SequenceSampling:
@@ -62,9 +63,8 @@ class SequenceSampling:
     def bias(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [K] and what is added to their logits, float32 [K]."""
         if self._bias is None:
-            given = {int(token_id): value for token_id, value in (self.params.logit_bias or {}).items()}
-            values = torch.tensor(list(given.values()), dtype=torch.float32, device=device)
-            self._bias = torch.tensor(list(given), device=device), values
+            values = torch.tensor(list(self._biases.values()), dtype=torch.float32, device=device)
+            self._bias = torch.tensor(list(self._biases), device=device), values
         return self._bias
 
     def remember(self, token_id: int) -> None:

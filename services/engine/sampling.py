@@ -22,7 +22,6 @@ ABILITIES: frozenset[Ability] = frozenset(
 MAX_LOGPROBS = MOST_IDS + 1
 """The most log-probs per token that one request may ask for: the sampled token's, and enough others to see that none is left out."""
 _RANGES = {
-    "min_p": (0.0, 1.0),
     "logprobs": (0, MAX_LOGPROBS),
     "repetition_penalty": (0.01, 100.0),
     "frequency_penalty": (-2.0, 2.0),
@@ -125,50 +124,71 @@ class ModelLimits(msgspec.Struct, frozen=True):
 
 def check_request(request: GenerateRequest, limits: ModelLimits) -> None:
     """Refuse what would break the manager, or be ignored in part. Raises InvalidRequest, whose `param` is the field; ContextLengthExceeded."""
-    for is_wrong, param, says in _checks(request, limits):
-        if is_wrong:
-            raise InvalidRequest(says, param=param)
-    num_prompt, max_tokens = len(request.token_ids), request.sampling_params.max_tokens
+    params = request.sampling_params
+    for param, says in (*_faults(params), *_token_faults(request, limits)):
+        raise InvalidRequest(says, param=param)
+    num_prompt, max_tokens = len(request.token_ids), params.max_tokens
     if num_prompt + max_tokens > limits.context:
         raise ContextLengthExceeded(
             f"{num_prompt} prompt tokens and max_tokens {max_tokens} make {num_prompt + max_tokens}, "
             f"more than this policy's context of {limits.context}; send fewer",
             param="max_tokens",
         )
+    for param, says in _option_faults(request, limits):
+        raise InvalidRequest(says, param=param)
 
 
-def _checks(request: GenerateRequest, limits: ModelLimits) -> Iterator[tuple[bool, str, str]]:
-    """Whether something is wrong, its field, and what to say."""
-    params, num_prompt, salt = request.sampling_params, len(request.token_ids), request.cache_salt
-    given, outside = params.temperature, f"has a token id outside [0, {limits.vocab_size})"
-    is_negative = not math.isfinite(given) or given < 0
-    yield is_negative, "temperature", f"temperature must be 0 (greedy) or positive, not {given}"
-    is_tiny = 0 < given < MIN_TEMPERATURE
-    yield is_tiny, "temperature", f"temperature {given} is below {MIN_TEMPERATURE}; send 0 for greedy"
-    yield not 0 < params.top_p <= 1, "top_p", f"top_p must lie in (0, 1], not {params.top_p}"
-    yield params.top_k < -1, "top_k", f"top_k must be 0 (off) or positive, not {params.top_k}"
-    yield params.max_tokens < 1, "max_tokens", f"max_tokens must be at least 1, not {params.max_tokens}"
-    is_seed = params.seed is None or params.seed in _SEEDS
-    yield not is_seed, "seed", f"seed must be a signed 64-bit number, not {params.seed}"
-    yield num_prompt == 0, "token_ids", "the prompt is empty; send at least one token id"
-    for name, ids in (("token_ids", request.token_ids), ("stop_token_ids", params.stop_token_ids or [])):
-        yield min(ids, default=0) < 0 or max(ids, default=0) >= limits.vocab_size, name, f"{name} {outside}"
-    made = request.num_made
-    yield not 0 <= made < num_prompt, "num_made", f"num_made must lie in [0, {num_prompt}), not {made}"
+def _faults(params: SamplingParams) -> Iterator[tuple[str, str]]:
+    """What is wrong with the parameters that every request has: the field, and what to say."""
+    given = params.temperature
+    if not math.isfinite(given) or given < 0:
+        yield "temperature", f"temperature must be 0 (greedy) or positive, not {given}"
+    if 0 < given < MIN_TEMPERATURE:
+        yield "temperature", f"temperature {given} is below {MIN_TEMPERATURE}; send 0 for greedy"
+    if not 0 < params.top_p <= 1:
+        yield "top_p", f"top_p must lie in (0, 1], not {params.top_p}"
+    if params.top_k < -1:
+        yield "top_k", f"top_k must be 0 (off) or positive, not {params.top_k}"
+    if not 0 <= params.min_p <= 1:
+        yield "min_p", f"min_p must lie in [0, 1], not {params.min_p}"
+    if params.max_tokens < 1:
+        yield "max_tokens", f"max_tokens must be at least 1, not {params.max_tokens}"
+    if params.seed is not None and params.seed not in _SEEDS:
+        yield "seed", f"seed must be a signed 64-bit number, not {params.seed}"
+
+
+def _token_faults(request: GenerateRequest, limits: ModelLimits) -> Iterator[tuple[str, str]]:
+    num_prompt, made = len(request.token_ids), request.num_made
+    if num_prompt == 0:
+        yield "token_ids", "the prompt is empty; send at least one token id"
+    for name, ids in (
+        ("token_ids", request.token_ids),
+        ("stop_token_ids", request.sampling_params.stop_token_ids or []),
+    ):
+        if min(ids, default=0) < 0 or max(ids, default=0) >= limits.vocab_size:
+            yield name, f"{name} has a token id outside [0, {limits.vocab_size})"
+    if not 0 <= made < num_prompt:
+        yield "num_made", f"num_made must lie in [0, {num_prompt}), not {made}"
+
+
+def _option_faults(request: GenerateRequest, limits: ModelLimits) -> Iterator[tuple[str, str]]:
+    params, salt = request.sampling_params, request.cache_salt
     for name, (least, most) in _RANGES.items():
         value = getattr(params, name)
-        is_wrong = value is not None and not least <= value <= most
-        yield is_wrong, name, f"{name} must lie in [{least:g}, {most:g}], not {value}"
+        if value is not None and not least <= value <= most:
+            yield name, f"{name} must lie in [{least:g}, {most:g}], not {value}"
     for token_id, bias in (params.logit_bias or {}).items():
         is_number = token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MOST_DIGITS
-        yield not is_number or int(token_id) >= limits.vocab_size, "logit_bias", f"logit_bias {outside}"
-        is_bias = -_MOST_BIAS <= bias <= _MOST_BIAS
-        yield not is_bias, "logit_bias", f"a logit_bias must lie in [{-_MOST_BIAS:g}, {_MOST_BIAS:g}], not {bias}"
-    says = "`stop` is not supported by this engine; leave it out and apply it to the answer"
-    yield params.stop is not None, "stop", says
-    is_salt = salt is None or 1 <= len(salt) <= _MOST_SALT
-    yield not is_salt, "cache_salt", f"cache_salt takes 1 to {_MOST_SALT} characters"
-    yield params.n != 1, "n", "the engine makes one choice per request; send `n` requests"
+        if not is_number or int(token_id) >= limits.vocab_size:
+            yield "logit_bias", f"logit_bias has a token id outside [0, {limits.vocab_size})"
+        if not -_MOST_BIAS <= bias <= _MOST_BIAS:
+            yield "logit_bias", f"a logit_bias must lie in [{-_MOST_BIAS:g}, {_MOST_BIAS:g}], not {bias}"
+    if params.stop is not None:
+        yield "stop", "`stop` is not supported by this engine; leave it out and apply it to the answer"
+    if salt is not None and not 1 <= len(salt) <= _MOST_SALT:
+        yield "cache_salt", f"cache_salt takes 1 to {_MOST_SALT} characters"
+    if params.n != 1:
+        yield "n", "the engine makes one choice per request; send `n` requests"
 
 
 def grammar_of(outputs: StructuredOutputs) -> str:

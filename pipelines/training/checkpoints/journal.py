@@ -221,7 +221,7 @@ class Journal:
             raise WeightsRefused("too_long", f"the journal of {name} has more than {MOST_READ_BYTES >> 20} MiB")
         ways = {0: Journaled([])}
         for epoch in journal_epochs(paths):
-            header, own = _read(self._path(name, epoch)) if epoch < before else (None, [])
+            header, own = _read(self._path(name, epoch)) if 0 < epoch < before else (None, [])
             if header is None or header.checkpoint != name or header.epoch != epoch:
                 continue  # it never began
             earlier = ways.get(header.after_epoch)

@@ -126,8 +126,8 @@ class Recovery:
         oldest = first_offsets(self.around.event_log, kept.positions.get(EXPERIENCES, {}))
         restore()
         self.journal.leave()
-        self.publisher.forget_unsent()
         num_undone = roll_back(state, kept, self.revoked, self.around.clock())
+        self.publisher.forget_unsent()
         self.branches.leave(before)
         intake.roll_back()
         if num_undone or state.learn_again_until:

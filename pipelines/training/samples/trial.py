@@ -200,9 +200,10 @@ class Trial:
         return False
 
     def _take(self, batch: Batch, *, dry_run: bool = False) -> StepResult | Failure:
-        held, weights = self._held(), batch.weights(self._weights)
+        held = self._held()
         tried: StepResult | Failure
         try:
+            weights = batch.weights(self._weights)
             tried = self._learner.step(batch.samples, weights, held, batch.lessons, dry_run=dry_run)
         except MillraceError:
             raise

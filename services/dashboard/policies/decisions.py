@@ -93,8 +93,9 @@ def freeze(request: Request, session: OperatorWriter, policy: Policy, body: Body
 @takes(PinRequest)
 def pin(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """Give everybody one version for a while, once a person has confirmed it."""
-    wanted, now = read_json(PinRequest, body), time.time()
+    wanted = read_json(PinRequest, body)
     request.app.state.store.manifest(policy, wanted.version)
+    now = time.time()
     who, until = by(session, policy, wanted.reason), now + wanted.seconds
     act = partial(holds.pin, version=wanted.version, until=until, now=now, seen_live=wanted.live, **who)
     return _held(decide(request, act))

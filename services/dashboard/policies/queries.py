@@ -47,8 +47,9 @@ class LearnedCounts(NamedTuple):
 
     num_samples: int
     makers: Tally
-    """By the version that made the samples; `signals`: by their names."""
+    """By the version that made the samples."""
     signals: Tally
+    """By their names."""
     tasks: Tally
 
 

@@ -141,8 +141,10 @@ def read_versions(connection: Connection, task: str) -> Versions:
     columns = behaviour.c
     newest = select(columns.version).where(columns.task == task).distinct().order_by(columns.version.desc())
     found: Versions = {number: {} for number in connection.execute(newest.limit(MAX_VERSIONS)).scalars()}
+    if not found:
+        return {}
     wanted = or_(columns.metric.in_((REWARD, *SHARES)), *(columns.metric.startswith(prefix) for prefix in PREFIXES))
-    mine = (columns.task == task, columns.version >= min(found, default=0), columns.cluster == "", wanted)
+    mine = (columns.task == task, columns.version >= min(found), columns.cluster == "", wanted)
     for row in connection.execute(select(*columns["version", "metric", "num", "total"]).where(*mine)):
         found[row.version][row.metric] = (row.num, row.total)
     return found

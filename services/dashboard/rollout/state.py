@@ -81,8 +81,9 @@ class RunningTrain(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str
     """Answers that are not compared, by reason."""
     newest_at: float | None
-    """When the newest answer that is compared was given; `at`: when release last looked."""
+    """When the newest answer that is compared was given."""
     at: float | None
+    """When release last looked."""
     metrics: list[RolloutMetric]
     sample_ratio: SampleRatio | None
 
@@ -104,9 +105,10 @@ class LiftNow(msgspec.Struct, frozen=True, kw_only=True):
     """What everybody gets, compared with the hold-out's version, as release last measured it. Differences are of rewards in [0, 1]."""
 
     version: int | None
-    """The hold-out's version, which it has `since` then; None: there is no hold-out."""
+    """The hold-out's; None: there is no hold-out."""
     share: float
     since: float | None
+    """Since when the hold-out has this version."""
     at: float | None = None
     oldest_at: float | None = None
     """The oldest answer that counts: at most 30 days before `at`."""

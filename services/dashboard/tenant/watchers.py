@@ -49,9 +49,7 @@ class TenantReader:
         self._policy = policy
         self._database = database
         self._totals: ThrottledValue[TenantTotals] = ThrottledValue()
-        self._looks: dict[
-            str, ThrottledValue[TenantState]
-        ] = {}  # of tenants that were asked for in the last `MOST_SECONDS`
+        self._looks: dict[str, ThrottledValue[TenantState]] = {}
         self._asked_at: dict[str, float] = {}
 
     def read(self, tenant: str, now: float) -> TenantState:
@@ -60,6 +58,11 @@ class TenantReader:
         self._asked_at = {name: at for name, at in self._asked_at.items() if at > now - MOST_SECONDS}
         self._looks = {name: self._looks.get(name) or ThrottledValue() for name in self._asked_at}
         return self._looks[tenant].get(lambda: self._look(tenant, now), COST_SHARE / len(self._looks))
+
+    @property
+    def num_watched(self) -> int:
+        """Tenants that share the time: those whose state was read in the last `MOST_SECONDS`."""
+        return len(self._looks)
 
     def _look(self, tenant: str, now: float) -> TenantState:
         start = window_start(now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httpx
 from starlette.routing import BaseRoute, Route
@@ -48,7 +48,7 @@ class ClosedEngine:
         self.engine = Engine(
             policy="attacked",
             settings=EngineSettings(),
-            store=_NoStore(),
+            store=cast("Any", _NoStore()),
             make_model=_never,
             on_swap=lambda _record: None,
             on_gave_up=_never,

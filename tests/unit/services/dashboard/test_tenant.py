@@ -153,7 +153,7 @@ def test_a_reader_forgets_tenants_without_viewers(shared: Settings) -> None:
     assert reader.read("acme", 1_000.1) is first
     for number in range(5):
         reader.read(f"tenant-{number}", 1_001.0)
-    assert len(reader._looks) == 6
+    assert reader.num_watched == 6
     reader.read("acme", 1_002.0 + MOST_SECONDS)
-    assert len(reader._looks) == 1
+    assert reader.num_watched == 1
     database.close()

@@ -132,8 +132,7 @@ async def test_short_pages_and_little_memory_make_it_slower_and_never_wrong(stor
     assert engine.resolve(POLICY).restarts == 0
     arm = engine.resolve(POLICY)
     assert arm._prefixes is not None
-    assert arm._prefixes._memory is not None
-    assert 2**15 < len(arm._prefixes._blocks) * arm._prefixes._memory[0].nbytes <= 2**16
+    assert 2**15 < arm._prefixes.num_bytes <= 2**16
     assert isinstance(arm._runner, PagedRunner)
     assert arm._runner.manager.batch_processor.cache.compute_free_capacity() == 1.0
     engine.close()

@@ -33,7 +33,7 @@ def test_it_finds_the_longest_common_beginning_in_whole_blocks_and_never_the_who
     ids = list(range(100))
     assert num_found(store, ids) == 0
     keep(store, ids)
-    assert len(store._blocks) == 6
+    assert store.num_bytes == 6 * _BLOCK_BYTES
     assert num_found(store, [*ids, 1, 2]) == 96
     assert num_found(store, ids[:96]) == 80, "the last token of a prompt is always computed"
     assert num_found(store, [*ids[:50], 7, *ids[51:]]) == 48
@@ -48,7 +48,7 @@ def test_scopes_and_drops_part_what_is_kept() -> None:
     keep(store, ids, "bb")
     assert num_found(store, ids, "bb") == num_found(store, ids) == 32
     store.drop()
-    assert (store.generation, len(store._blocks)) == (1, 0)
+    assert (store.generation, store.num_bytes) == (1, 0)
     assert num_found(store, ids) == num_found(store, ids, "bb") == 0
 
 
@@ -57,7 +57,7 @@ def test_common_blocks_are_kept_once() -> None:
     ids = list(range(64))
     for last in range(5):
         keep(store, [*ids, *[last] * 16])
-    assert len(store._blocks) == 4 + 5
+    assert store.num_bytes == (4 + 5) * _BLOCK_BYTES
 
 
 def test_the_leaf_used_longest_ago_goes_first() -> None:
@@ -78,7 +78,7 @@ def test_the_leaf_used_longest_ago_goes_first() -> None:
 def test_without_room_for_a_block_nothing_is_kept(num_bytes: int) -> None:
     store = PrefixStore(num_bytes)
     keep(store, [1] * 100)
-    assert num_found(store, [1] * 100) == len(store._blocks) == 0
+    assert num_found(store, [1] * 100) == store.num_bytes == 0
 
 
 def test_a_sequence_longer_than_the_memory_keeps_its_beginning() -> None:
@@ -102,4 +102,4 @@ def test_whatever_happens_it_never_exceeds_its_size_and_never_gives_the_rows_of_
                 assert num_found(store, [*ids, 5], scope) >= min(len(ids) // BLOCK_TOKENS, 12) * BLOCK_TOKENS
             case _:
                 num_found(store, ids, scope)
-        assert len(store._blocks) <= 12
+        assert store.num_bytes <= 12 * _BLOCK_BYTES
