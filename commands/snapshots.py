@@ -6,7 +6,7 @@ from contextlib import closing
 
 from contracts.errors import InvalidSettings, WeightsRefused
 from runtime.settings import Settings
-from runtime.weight_store import DatabaseSnapshotRows
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.issuer import Issuer
 from weights.stores.opening import open_any_store, open_weight_store
 from weights.stores.store import WeightStore

@@ -36,7 +36,7 @@ SnapshotRow = tuple[int, bytes]
 
 
 class SnapshotRows(Protocol):
-    """The row of one policy that decides which snapshot is the newest; `runtime.weight_store` has it in the database."""
+    """The row of one policy that decides which snapshot is the newest; `runtime.snapshot_rows` has it in the database."""
 
     def newest(self) -> SnapshotRow | None:
         """The row; None: no snapshot was issued yet. Raises Unavailable."""
@@ -48,7 +48,7 @@ class SnapshotRows(Protocol):
 class Issuer:
     """Issues the snapshots of one policy.
 
-    `store` must accept versions that are not listed yet. `keyring`: whose snapshots it trusts. `accepted`: called with each new snapshot.
+    `store` must accept versions that are not listed yet. `keyring`: whose snapshots it trusts. `accepted`: called with each snapshot that stands.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Issuer:
             )
             text = sign_snapshot(snapshot, self._signer)
             if self._rows.replace(row, (snapshot.sequence, text)):
-                self._show((snapshot.sequence, text), snapshot)
+                self._show_and_note((snapshot.sequence, text), snapshot)
                 return snapshot
         raise StaleWrite(f"other processes issue snapshots of {self._policy!r} at this moment; it is safe to try again")
 
@@ -107,7 +107,7 @@ class Issuer:
         row, before = self._newest()
         is_fresh = before is not None and 0 <= self._clock() - before.issued_at < after
         if before is not None and row is not None and is_fresh and before.key == self._signer.key_id:
-            self._show(row, before)
+            self._show_and_note(row, before)
             return False
         self.issue()
         return True
@@ -139,8 +139,8 @@ class Issuer:
             )
         return row, newest
 
-    def _show(self, row: SnapshotRow, snapshot: Snapshot) -> None:
-        """Copy the row of a snapshot to the store, and a newer row if there is one by then."""
+    def _show_and_note(self, row: SnapshotRow, snapshot: Snapshot) -> None:
+        """Copy the row of a snapshot to the store, and a newer row if there is one by then; note the snapshot."""
         path = snapshot_path(self._policy)
         for _ in range(_ATTEMPTS):
             try:

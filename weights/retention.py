@@ -52,8 +52,8 @@ def plan_pruning(
     before. So an old version that stays needed keeps a route up from there.
 
     `needed`: versions that an arm or a replica has or may be sent to, or that the trainer may return to. `loadable`: those that must stay
-    loadable from nothing although no replica has them, such as the base. `gone`: chunks that
-    may disappear at any moment: no route uses them. `gone_versions`: known to be unloadable, and skipped. `now`: UTC epoch seconds.
+    loadable from nothing although no replica has them, such as the base. `gone`: chunks that may disappear at any moment: no route uses
+    them. `gone_versions`: known to be unloadable, and skipped. `now`: UTC epoch seconds.
 
     Raises InvalidValue: `keep_anchors` is not positive; NotFound: a needed version does not exist; Unavailable.
     """

@@ -12,8 +12,9 @@ import structlog
 
 from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from runtime.database import Database
+from runtime.metrics import WeightStoreMetrics
 from runtime.settings import Settings
-from runtime.weight_store import DatabaseSnapshotRows, WeightStoreMetrics
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.issuer import Issuer
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of, signing_key

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
 from contracts.errors import NotFound
+from runtime.metrics import WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
-from runtime.weight_store import WeightStoreMetrics
 from services.dashboard.generations.detail import TokenTexts
 from services.dashboard.generations.routes import router as generations
 from services.dashboard.live.reader import StateReader

@@ -17,10 +17,9 @@ from contracts.version_history import BASE, stored_parents
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
-from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
+from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS, WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
-from runtime.weight_store import WeightStoreMetrics
 from services.http import KeyRing, make_service
 from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes

@@ -9,7 +9,7 @@ from sqlalchemy import delete, select, update
 from contracts.errors import InvalidSettings, StaleWrite
 from contracts.tables import weight_snapshot
 from runtime.database import Database
-from runtime.weight_store import DatabaseSnapshotRows
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from tests.worlds.stores import NOW, POLICY, RUN, BucketPlace, publish, signer
 from tests.worlds.versions import keyring
 from weights.issuer import Issuer

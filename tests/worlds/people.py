@@ -9,7 +9,7 @@ from commands.replica import Sources, bring_from
 from contracts.errors import MillraceError
 from runtime.database import Database
 from runtime.days import migrate
-from runtime.weight_store import DatabaseSnapshotRows
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from tests.worlds.stores import NOW, POLICY, RUN, StorePlace, publish, signer, weights_of
 from tests.worlds.versions import keyring
 from weights.issuer import Issuer

@@ -42,7 +42,7 @@ _STATE_WORDS = 2
 
 def _survival() -> npt.NDArray[np.uint32]:
     """Cumulative probability of a gap at each bucket's start, in units of 2**-SCALE_BITS. Integers only: the same on every machine."""
-    q16, alive, bounds = 4332278087304955804, 1 << 62, []
+    q16, alive, bounds = 4332278087304955804, 1 << 62, []  # exp(-1/16) in 62 bits
     for _ in range(NUM_BUCKETS + 1):
         bounds.append((1 << SCALE_BITS) - (alive >> (62 - SCALE_BITS)))
         alive = (alive * q16) >> 62

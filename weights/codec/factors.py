@@ -45,7 +45,7 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 def fit_factors(
     shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
 ) -> SignFactors | None:
-    """Factors of the changes at `places`, down where `moved_down`, of `unknown` direction; None: they would cost more than they save."""
+    """Factors of the changes at `places`, down where `moved_down`; `unknown`: those whose direction the history does not predict. None: they would cost more than they save."""
     num_rows, num_columns = sides(shape)
     if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):
         return None

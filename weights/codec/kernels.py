@@ -55,7 +55,10 @@ def compiled(function: _Function) -> _Function:
 
 @compiled
 def find_changes(old: Words, new: Words, old_eights: Words, new_eights: Words, places: Words) -> int:
-    """Write the indices at which two arrays of words (and uint64 views of them) differ into `places`, ascending; how many."""
+    """Write the indices at which two arrays of words (and of whole uint64 in the same memory) differ, ascending, into `places`; how many.
+
+    `places` has one more element than `old`: no bounds are checked.
+    """
     count: Any = np.uint64(0)
     lanes = 8 // old.itemsize
     for eight in range(old_eights.size):

@@ -53,7 +53,7 @@ class ReplicaStore(ChunkSource, Protocol):
 
 
 class Replica:
-    """One policy's weights in one folder, which belongs to it alone. `tensors()` may be kept and read by any thread.
+    """One policy's weights in one folder, which belongs to it alone. Not for several threads, but `tensors()` may be kept and read by any.
 
     `connections`: chunks that are fetched at the same time. `fault`: called before and after each visible change, for tests.
     Raises Conflict: another process uses this folder.

@@ -133,7 +133,8 @@ class WeightStore(WeightReader):
     def update_small(self, path: str, most: int, change: Callable[[bytes | None], bytes | None]) -> bool:
         """Replace an object of at most `most` bytes by what `change` makes of it; False: somebody else replaced it meanwhile.
 
-        `change` gets None if there is no object, no bytes if it is unreadable, and returns None to leave it. Raises Unavailable: read it.
+        `change` gets None if there is no object, no bytes if it is unreadable, and returns None to leave it. Raises Unavailable:
+        the object may or may not have been replaced, so read it.
         """
         with self.objects.turn(path.rpartition("/")[0]):
             # The tag first: if the object is replaced before it is read, the tag is no longer right.

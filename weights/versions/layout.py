@@ -111,7 +111,8 @@ def parts_of(manifest: Manifest, payload: bytes) -> list[tuple[Chunk, memoryview
     """The manifest's chunks, each with its bytes. Raises WeightsRefused (`payload_size`, `payload_hash`) for other bytes."""
     if len(payload) != manifest.payload_bytes:
         raise WeightsRefused(
-            "payload_size", f"the payload has {len(payload)} bytes, not {manifest.payload_bytes}: fetch it again"
+            "payload_size",
+            f"the payload has {len(payload)} bytes, its manifest says {manifest.payload_bytes}: fetch it again",
         )
     parts, start, view = [], 0, memoryview(payload)
     for chunk in manifest.chunks:

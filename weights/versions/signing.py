@@ -67,7 +67,10 @@ class Keyring:
         return tuple(sorted(self._public_keys))
 
     def verify(self, manifest: Manifest) -> None:
-        """Return only if a trusted key signed exactly this manifest. Raises WeightsRefused: `unsigned`, `unknown_key`, `bad_signature`."""
+        """Return only if a trusted key signed exactly this manifest.
+
+        Raises WeightsRefused: `unsigned`, `unknown_key`, `bad_signature`; InvalidSettings: the file of that key is damaged.
+        """
         name = f"the manifest of policy {manifest.policy!r} version {manifest.version}"
         self.verify_bytes(manifest.key, manifest.signature, signed_bytes(manifest), name=name)
 

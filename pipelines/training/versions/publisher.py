@@ -34,7 +34,7 @@ from pipelines.training.state import BASE_VERSION, TrainerState
 from pipelines.training.versions.upkeep import Pruning, StoreUpkeep
 from runtime.engine_rows import read_engines
 from runtime.metrics import PUBLISH_FAILING, PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
-from runtime.weight_store import DatabaseSnapshotRows
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
 from weights.issuer import Issuer
 from weights.publish import publish_version

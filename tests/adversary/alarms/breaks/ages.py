@@ -12,7 +12,7 @@ from contracts import holds
 from contracts.assignments import CANDIDATE
 from contracts.tables import assignment, assignment_change, ledger_mark, train_hold, webhook_delivery
 from runtime.settings import load_settings
-from runtime.weight_store import DatabaseSnapshotRows
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from tests.adversary.alarms.breaks.kills import kill, no_bytes, stopped
 from tests.adversary.alarms.breaks.kinds import Break
 from tests.adversary.alarms.breaks.settings import changed

@@ -1,4 +1,4 @@
-"""What `weights` has no part in itself: the database row with the newest snapshot of the versions, and metrics of a weight store."""
+"""The database row with the newest snapshot of the versions, for `weights`, which knows no database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sqlalchemy import Connection, select, update
 from contracts.tables import weight_snapshot
 from contracts.tables.statements import insert_new
 from runtime.database import Database
-from runtime.metrics import WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
 
 
 class DatabaseSnapshotRows:
@@ -40,15 +39,3 @@ class DatabaseSnapshotRows:
                 return insert_new(connection, weight_snapshot, values)
             its = (weight_snapshot.c.policy == self._policy) & (weight_snapshot.c.sequence == seen[0])
             return connection.execute(update(weight_snapshot).where(its).values(**values)).rowcount == 1
-
-
-class WeightStoreMetrics:
-    """Counts what a process meets in its weight store."""
-
-    def count_junk(self, code: str) -> None:
-        """Count an object that could not be used; `code` names the reason."""
-        WEIGHT_JUNK.labels(code).inc()
-
-    def note_snapshot(self, expires_at: float) -> None:
-        """Note until when the current list of versions is valid, UTC epoch seconds."""
-        WEIGHT_SNAPSHOT_EXPIRES.set(expires_at)
