@@ -167,6 +167,7 @@ def move(
 
 def move_held(
     connection: Connection,
+    policy: str,
     arms: Mapping[str, Assignment],
     arm: str,
     version: int | None,
@@ -175,14 +176,14 @@ def move_held(
     reason: str,
     share: float = 0.0,
 ) -> Assignment:
-    """Point an arm at a version, or empty it, unless it moved since `arms` was read. `arms` has the live arm. Raises as `move` does."""
-    held = arms.get(arm) or Assignment(arms[LIVE].policy, arm, None, 0.0, 0)
+    """Point an arm at a version, or empty it, unless it moved since `arms` was read. Raises as `move` does."""
+    held = arms.get(arm)
     return move(
         connection,
-        policy=held.policy,
+        policy=policy,
         arm=arm,
         version=version,
-        expected_epoch=held.epoch,
+        expected_epoch=held.epoch if held else 0,
         writer=writer,
         reason=reason,
         share=share,

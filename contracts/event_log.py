@@ -76,7 +76,10 @@ class Consumer(Protocol):
     """One member of a consumer group. It reads the partitions that the group assigns to it."""
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
-        """Up to `limit` records, ordered by partition, after `timeout` seconds at most. Raises PositionLost: the next one is gone."""
+        """Up to `limit` records, those of a partition in order, after `timeout` seconds at most.
+
+        Raises PositionLost: the log no longer has the next one; nothing was skipped.
+        """
 
     def partitions(self) -> frozenset[int]:
         """The partitions that it reads now, the same ones of every topic. No other member of the group reads them."""
@@ -109,7 +112,7 @@ class EventLog(Protocol):
         """For each partition, the offset that the next record will get."""
 
     def describe(self) -> dict[str, TopicState]:
-        """The extent of each existing topic. Raises Unavailable: the log does not answer; Damaged: a file cannot be read."""
+        """The extent of each existing topic; makes none. Raises Unavailable: the log does not answer; Damaged: a file cannot be read."""
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """Read records without a group (command line, dashboard, tests)."""

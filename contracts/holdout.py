@@ -23,7 +23,7 @@ def set_holdout(
     """Keep a share of the users on a version. The draw keeps the same people, whatever the version.
 
     Raises Held; InvalidValue: the share is not above 0 and at most 0.2, the version was never accepted and never live, or no engine that
-    runs has a slot for it; NotFound: its bytes were removed, or nothing is live yet; StaleWrite; VersionRevoked.
+    runs has a slot for it; NotFound: its bytes were removed; StaleWrite; VersionRevoked.
     """
     if not 0.0 < share <= MAX_SHARE:
         raise InvalidValue(f"the share of the hold-out is above 0 and at most {MAX_SHARE}, not {share}", param="share")
@@ -40,7 +40,7 @@ def set_holdout(
 
 
 def end_holdout(connection: Connection, *, policy: str, writer: str, reason: str) -> Assignment:
-    """Give the users of the hold-out the same versions as everybody else. Raises Conflict: there is none; else as `set_holdout`."""
+    """Give the users of the hold-out the same versions as everybody else. Raises Conflict: there is none; Held; StaleWrite."""
     held = assignments.read(connection, policy).get(HOLDOUT)
     if held is None or held.version is None:
         raise Conflict("there is no hold-out that could end", policy=policy)
@@ -51,7 +51,6 @@ def _move(
     connection: Connection, policy: str, version: int | None, *, writer: str, reason: str, share: float = 0.0
 ) -> Assignment:
     arms = assignments.read(connection, policy)
-    assignments.live_version(arms)
-    moved = assignments.move_held(connection, arms, HOLDOUT, version, writer=writer, reason=reason, share=share)
+    moved = assignments.move_held(connection, policy, arms, HOLDOUT, version, writer=writer, reason=reason, share=share)
     holds.refuse(connection, policy, time.time())
     return moved

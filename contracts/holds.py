@@ -146,9 +146,11 @@ def pin(
     live_epoch, why = None, f"v{version} is pinned until {_clock(until)}: {reason}"
     for arm in (LEARNING, CANARY):
         if arm in arms and arms[arm].version is not None:
-            assignments.move_held(connection, arms, arm, None, writer=writer, reason=why)
+            assignments.move_held(connection, policy, arms, arm, None, writer=writer, reason=why)
     if arms[LIVE].version != version:
-        live_epoch = assignments.move_held(connection, arms, LIVE, version, writer=writer, reason=why, share=1.0).epoch
+        live_epoch = assignments.move_held(
+            connection, policy, arms, LIVE, version, writer=writer, reason=why, share=1.0
+        ).epoch
     return _write(connection, policy, Hold("pin", version, until, writer, reason, now), live_epoch)
 
 

@@ -9,7 +9,7 @@ Z_95 = 1.959964
 
 
 def share_interval(share: float, num: float) -> tuple[float, float]:
-    """The 95% score interval of a share of `num` (Wilson 1927), [0, 1] without any. Too wide, never too narrow, for means."""
+    """The 95% score interval of a share of `num` (Wilson 1927), [0, 1] without any. Too wide, never too narrow, for means of values in [0, 1]."""
     if num <= 0:
         return 0.0, 1.0
     scale = 1.0 + Z_95 * Z_95 / num

@@ -46,7 +46,7 @@ def withdraw(connection: Connection, *, policy: str, version: int, writer: str, 
         raise StaleWrite(f"the train of v{version} moved just now; look again", policy=policy, version=version)
     left = tuple(name for name in (LEARNING, CANARY) if name in arms and arms[name].version == version)
     for name in left:
-        assignments.move_held(connection, arms, name, None, writer=writer, reason=reason)
+        assignments.move_held(connection, policy, arms, name, None, writer=writer, reason=reason)
     return left
 
 
@@ -117,8 +117,8 @@ def revoke_unproven(
             continue  # only operators move the hold-out
         stays = held.version is not None and held.version not in gone
         kept, share = (held.version, held.share) if stays else (None, 0.0)
-        assignments.move_held(connection, arms, arm, kept, writer=writer, reason=reason, share=share)
-    assignments.move_held(connection, arms, TRAINING, plan.live, writer=writer, reason=reason)
+        assignments.move_held(connection, policy, arms, arm, kept, writer=writer, reason=reason, share=share)
+    assignments.move_held(connection, policy, arms, TRAINING, plan.live, writer=writer, reason=reason)
     return plan.revoked
 
 

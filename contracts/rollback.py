@@ -1,7 +1,8 @@
 """Rollback to an earlier version: which one, which versions it revokes, and the moves that do it. And the way forward: promotion.
 
 In: an operator's request. Out, in one transaction: the revoked versions, `live` and `training` at the chosen version, no candidate, no
-arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the second fails with `StaleWrite`.
+arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the second fails with `StaleWrite`. A rollback goes
+through frozen arms, and ends a pin; a promotion is refused while they are held.
 
 By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only those
 that the operator names. Descendants of a revoked version are revoked too. The trainer obeys the arm `training` (docs/decisions/0001).
@@ -146,7 +147,7 @@ def roll_back(
         if arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked):
             continue
         version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, 0.0)
-        move_held(connection, arms, arm, version, writer=writer, reason=reason, share=share)
+        move_held(connection, policy, arms, arm, version, writer=writer, reason=reason, share=share)
     holds.end_pin(connection, policy, writer=writer, reason=f"rolled back to v{plan.target}: {reason}")
     return plan
 
@@ -167,7 +168,7 @@ def promote(
             f"v{to} is below v{live}, which is live: roll back instead, with `millrace policy rollback --to {to}`",
             param="to",
         )
-    move_held(connection, arms, LIVE, to, writer=writer, reason=reason, share=1.0)
+    move_held(connection, policy, arms, LIVE, to, writer=writer, reason=reason, share=1.0)
     holds.refuse(connection, policy, time.time())
 
 

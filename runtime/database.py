@@ -103,7 +103,7 @@ class Database:
         )
 
     def upgrade_schema(self) -> None:
-        """Apply all migrations. Raises InvalidSettings: a newer Millrace made the database, with migrations that this one lacks."""
+        """Apply all migrations; `runtime.days.migrate` also makes the coming days' partitions. Raises InvalidSettings: a newer Millrace made the database, with migrations that this one lacks."""
         with self.transaction() as connection:
             try:
                 upgrade(connection)

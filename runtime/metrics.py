@@ -1,8 +1,8 @@
 """Every metric of every process: names, units and labels in one place, following Prometheus' conventions.
 
-Labels have few values: never a key, a person or a completion. Prometheus sees no increase in a counter whose first value is 1. So
-counters are there from the start, at 0, for every value of their labels that is known beforehand (`_born`); alarms about the
-others also look at series that are new.
+Labels have few values: never a key, a person or a completion. Versions are values of gauges, so that they create no new time series.
+Prometheus sees no increase in a counter whose first value is 1. So counters are there from the start, at 0, for every value of their
+labels that is known beforehand (`_born`); alarms about the others also look at series that are new.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ def _born(name: str, documentation: str, **labels: Sequence[str]) -> Counter:
 LAST_STEP_NAME = "millrace_last_step_timestamp_seconds"
 LAST_STEP = Gauge(LAST_STEP_NAME, "When the main loop of this process last finished a step.")
 CLOCK = Gauge("millrace_clock_timestamp_seconds", "This process's clock, read at each scrape.")
-TROUBLE = Gauge("millrace_trouble", "1 while a part fails again and again; the log has the reason.", ["name"])
+TROUBLE = Gauge(
+    "millrace_trouble", "1 while a part of the process fails again and again; its log has the reason.", ["name"]
+)
 DISK_FREE_BYTES = Gauge("millrace_disk_free_bytes", "Free space where this process writes.", ["disk"])
 DISK_SIZE_BYTES = Gauge("millrace_disk_size_bytes", "Size of the disk where this process writes.", ["disk"])
 
 # The supervisor, `millrace up`.
-CHILD_ENDS = Counter("millrace_child_ends_total", "Times that a process ended and was started again.", ["child"])
+CHILD_ENDS = Counter(
+    "millrace_child_ends_total", "Times that a process ended unasked and was started again.", ["child"]
+)
 
 # Every HTTP service.
 REQUESTS = Counter("millrace_requests_total", "Requests answered.", ["service", "status"])
@@ -51,7 +55,11 @@ REQUESTS_IN_FLIGHT = Gauge("millrace_requests_in_flight", "Requests being answer
 
 # Inference.
 GENERATIONS = Counter("millrace_generations_total", "Choices that ended.", ["arm", "purpose", "finish_reason"])
-SAMPLED = Counter("millrace_generations_sampled_total", "Users' answers: exploring, sharp, or greedy.", ["task", "how"])
+SAMPLED = Counter(
+    "millrace_generations_sampled_total",
+    "Users' logged answers: exploring (temperature 0.7 or more), sharper, or greedy.",
+    ["task", "how"],
+)
 TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
 CACHED_TOKENS = Counter("millrace_cached_tokens_total", "Tokens of prompts that an engine had computed before.")
 TURNS = Counter("millrace_session_turns_total", "Calls of sessions: extended, or why rendered anew.", ["branch"])
@@ -67,16 +75,27 @@ SIGNALS = Counter("millrace_signals_total", "Items of feedback by result on arri
 RECORDS = Counter("millrace_records_total", "Records handled.", ["group", "topic"])
 BEHIND_SECONDS = Gauge("millrace_behind_seconds", "Age of the record handled last; 0 if none is left.", ["group"])
 STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
-TRANSACTION_SECONDS = Histogram("millrace_transaction_seconds", "A batch's transaction.", ["group"], buckets=_FAST)
-LOST_PARTITIONS = _born("millrace_lost_partitions_total", "Batches rolled back for another replica.", group=_GROUPS)
+TRANSACTION_SECONDS = Histogram(
+    "millrace_transaction_seconds",
+    "The write transaction of a batch, from its first statement on.",
+    ["group"],
+    buckets=_FAST,
+)
+LOST_PARTITIONS = _born(
+    "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", group=_GROUPS
+)
 WAITS = _born("millrace_waits_total", "Times that the log or the database was away.", group=_GROUPS)
 DEAD_LETTERS = _born("millrace_dead_letters_total", "Records that could not be processed.", group=_GROUPS)
 HALTED = Gauge("millrace_halted", "1 if the worker halted because too many records could not be processed.", ["group"])
 TICK_FAILURES = _born("millrace_tick_failures_total", "Times that passing time could not be applied.", group=_GROUPS)
 
 # Every process that reads the weight store.
-WEIGHT_JUNK = Counter("millrace_weight_junk_total", "Objects of the weight store that were not usable.", ["code"])
-WEIGHT_SNAPSHOT_EXPIRES = Gauge("millrace_weight_snapshot_expires_timestamp_seconds", "When the snapshot expires.")
+WEIGHT_JUNK = Counter(
+    "millrace_weight_junk_total", "Times that an object in the weight store could not be read or verified.", ["code"]
+)
+WEIGHT_SNAPSHOT_EXPIRES = Gauge(
+    "millrace_weight_snapshot_expires_timestamp_seconds", "When the newest snapshot of the versions expires."
+)
 
 # Every process that makes ids, or relies on a log.
 CLOCK_OFFSET_SECONDS = Gauge("millrace_clock_offset_seconds", "This clock minus the database's; 0 if it is the same.")
@@ -119,12 +138,16 @@ NULL_SHARE = Gauge(
 
 # Release: what its trains compare.
 TRAIN_ANSWERS = Counter("millrace_train_answers_total", "Users' answers that a train or the lift compares.", ["arm"])
-TRAIN_LEFT_OUT = Counter("millrace_train_left_out_total", "Users' compared answers that are no evidence.", ["reason"])
+TRAIN_LEFT_OUT = Counter(
+    "millrace_train_left_out_total", "Users' answers of a compared arm that are no evidence, by reason.", ["reason"]
+)
 
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
 TRAINING_SAMPLES = _born("millrace_training_samples_total", "Samples by final state.", state=get_args(State))
-TRAINING_CORRECTIONS = Counter("millrace_training_corrections_total", "Later revisions of trained samples.", ["reason"])
+TRAINING_CORRECTIONS = Counter(
+    "millrace_training_corrections_total", "Later revisions of trained samples, by result.", ["reason"]
+)
 TRAINING_STEP_ERRORS = Counter(
     "millrace_training_step_errors_total",
     "Samples that made their step fail, by class of the error or reason of the guard.",
@@ -142,7 +165,9 @@ PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.
 # Engine.
 ENGINE_VERSION = Gauge("millrace_engine_version", "The version that an arm serves.", ["arm"])
 ENGINE_IN_FLIGHT = Gauge("millrace_engine_requests_in_flight", "Requests in an arm's batch.", ["arm"])
-ENGINE_OUT_OF_ROTATION = Gauge("millrace_engine_out_of_rotation", "1 while it gets no requests.", ["engine", "reason"])
+ENGINE_OUT_OF_ROTATION = Gauge(
+    "millrace_engine_out_of_rotation", "1 while inference sends an engine replica no requests.", ["engine", "reason"]
+)
 ENGINE_REQUESTS_MOVED = Counter(
     "millrace_engine_requests_moved_total", "Requests that an engine replica did not answer, by why.", ["reason"]
 )
@@ -152,7 +177,10 @@ SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused
 TRAIN_MOVES = Counter("millrace_train_moves_total", "Moves of the release train.", ["kind"])
 TRAIN_SHARE = Gauge("millrace_train_share", "Share of the users that an arm gets.", ["arm"])
 TRAIN_STOPPED = Gauge("millrace_train_stopped", "1 while no new evidence reaches the running train.")
-TRAIN_WITHOUT_SLOT = Gauge("millrace_train_without_slot", "1 while gated versions wait for a canary slot.")
+TRAIN_WITHOUT_SLOT = Gauge(
+    "millrace_train_without_slot",
+    "1 while versions that pass the gate wait because no engine has a canary slot any more.",
+)
 HOLD_ACTIVE = Gauge("millrace_hold_active", "1 while operators hold the arms.", ["kind"])
 HOLD_SECONDS = Gauge("millrace_hold_seconds", "How long operators have held the arms; 0 if they do not.")
 WEBHOOKS_WAITING = Gauge("millrace_webhooks_waiting", "Messages that a receiver has not accepted yet.")

@@ -1,6 +1,6 @@
 """Where the settings of a home are: in the home itself, or in a read-only file that MILLRACE_SETTINGS names.
 
-Millrace never changes a given file, and makes no secret beside it: it would be another one in each home. `${NAME}` in it is a variable
+Millrace never changes a given file, and then makes no secret in a home: it would be another one in each home. `${NAME}` in it is a variable
 of the environment: what differs between processes of one file, or is secret.
 """
 

@@ -42,7 +42,10 @@ class Marks:
         return marker in self._ids
 
     def text_until(self, rule: str, marker: str, most_tokens: int | None = None) -> str:
-        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens` if the marker is a token."""
+        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens` if the marker is a token.
+
+        Where it is text, llguidance would go on without it.
+        """
         if marker not in self._ids:
             return f"{rule}[suffix={self.lark(marker)}]: /(?s:.*)/"
         if most_tokens is None:

@@ -138,7 +138,7 @@ def store(
         raise StaleWrite(f"another version became live while v{version} was judged; it is judged anew")
     _write(connection, policy, judged)
     was = {LIVE: live, CANDIDATE: candidate}
-    assignments.move_held(connection, was, CANDIDATE, None, writer=_WRITER, reason=f"v{version} judged")
+    assignments.move_held(connection, policy, was, CANDIDATE, None, writer=_WRITER, reason=f"v{version} judged")
     for task, reason in judged.proven.items():
         set_anchor(connection, policy, task, version, reason)
     arms, sentinels_hash = assignments.read(connection, policy), judged.details["sentinels"]
@@ -149,7 +149,7 @@ def store(
         and refused_in_a_row(_history(connection, policy, sentinels_hash)) % most_refusals == 0
     ):
         reason = f"{most_refusals} refusals in a row"
-        assignments.move_held(connection, arms, TRAINING, arms[LIVE].version, writer=_WRITER, reason=reason)
+        assignments.move_held(connection, policy, arms, TRAINING, arms[LIVE].version, writer=_WRITER, reason=reason)
     holds.refuse(connection, policy, time.time())
 
 
@@ -159,10 +159,10 @@ def _accept(
     version, arm = judged.version, accepted.arm
     if arm == LIVE and LEARNING in arms and arms[LEARNING].version is not None:
         reason = f"v{version} goes live at once: there is no train"
-        assignments.move_held(connection, arms, LEARNING, None, writer=_WRITER, reason=reason)
+        assignments.move_held(connection, policy, arms, LEARNING, None, writer=_WRITER, reason=reason)
     if arm is not None:
         assignments.move_held(
-            connection, arms, arm, version, writer=_WRITER, reason=judged.reason, share=accepted.share
+            connection, policy, arms, arm, version, writer=_WRITER, reason=judged.reason, share=accepted.share
         )
     # Versions on the track are, or may become, live, and are then compared with.
     on_track = [arms[name].version for name in (LIVE, LEARNING, CANARY) if name in arms and arm != LIVE]

@@ -49,7 +49,7 @@ def depart(
         Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
     """
     live, policy = arms[LIVE], arms[LIVE].policy
-    assignments.move_held(connection, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
+    assignments.move_held(connection, policy, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
     if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
         raise StaleWrite(f"another version became live before v{version} departed; it is looked at anew")
     row = {
@@ -91,9 +91,13 @@ def make(connection: Connection, train: Train, move: TrainMove, evidence: Mappin
         empty(connection, arms, CANARY, reason)
     elif kind == "advance":
         share = train.settings["stages"][train.stage + 1]
-        assignments.move_held(connection, arms, CANARY, train.version, writer=WRITER, reason=reason, share=share)
+        assignments.move_held(
+            connection, train.policy, arms, CANARY, train.version, writer=WRITER, reason=reason, share=share
+        )
     if kind == "arrive":
-        assignments.move_held(connection, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0)
+        assignments.move_held(
+            connection, train.policy, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0
+        )
     holds.refuse(connection, train.policy, now)
 
 
@@ -127,7 +131,7 @@ def shift(connection: Connection, train: Train, seconds: float, now: float) -> N
 
 def empty(connection: Connection, arms: Mapping[str, Assignment], arm: str, reason: str) -> None:
     """Empty an arm that nobody moved since it was read."""
-    assignments.move_held(connection, arms, arm, None, writer=WRITER, reason=reason)
+    assignments.move_held(connection, arms[LIVE].policy, arms, arm, None, writer=WRITER, reason=reason)
 
 
 def share_of(train: Train) -> float:
