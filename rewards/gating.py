@@ -30,6 +30,10 @@ class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
     def __init__(self, tasks: Mapping[str, Task], *, with_reference: bool = True) -> None:
+        """Build the graders. `with_reference` False: only those that need no reference, for prompts of users.
+
+        Raises InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line.
+        """
         self._tasks = dict(tasks)
         self._names = {
             name: task.gate_graders if with_reference else without_reference(task.grader_rules, task.gate_graders)
@@ -53,7 +57,9 @@ class GateGraders:
             items = [sentinels.items[place] for place in sentinels.places_of(task)]
             kinds = {rule.name: rule.kind for rule in self._tasks[task].verifiers}
             for grader in self._verifiers[task]:
-                _check_probes(grader, items, needs_reference=kinds[grader.name] in NEEDING_REFERENCE)
+                if kinds[grader.name] in NEEDING_REFERENCE:
+                    _check_references(grader.name, items)
+                _check_probes(grader, items)
 
     def close(self) -> None:
         """Close the connections."""
@@ -67,20 +73,24 @@ class GateGraders:
         ]
 
 
-def _check_probes(grader: Grader, items: Sequence[Sentinel], *, needs_reference: bool) -> None:
+def _check_references(name: str, items: Sequence[Sentinel]) -> None:
+    """Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing."""
+    for item in items:
+        if "reference" not in item.metadata:
+            raise InvalidSettings(
+                f"{item.where}: {name} cannot grade an answer to this sentinel: it has no `reference`"
+            )
+
+
+def _check_probes(grader: Grader, items: Sequence[Sentinel]) -> None:
     texts = [*_PROBES, None]
     rounds = [
         _ask(grader, [_seen(item.answered(text or item.metadata.get("reference", ""))) for item in items])
         for text in texts
     ]
     for item, *scores in zip(items, *rounds, strict=True):
-        # Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing.
-        is_bare = needs_reference and "reference" not in item.metadata
-        reasons = ["it has no `reference`"] if is_bare else [score.reason for score in scores if score.fault == "user"]
-        if not reasons and all(score.status == "unlabelled" for score in scores):
-            reasons = [scores[0].reason or "it has nothing to say"]
-        if reasons:
-            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reasons[0]}")
+        if reason := _why_not(scores):
+            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reason}")
 
 
 def _seen(answer: GateAnswer) -> Answer:
@@ -101,10 +111,20 @@ def _lowest(scores: Sequence[Score]) -> GateScore:
     return GateScore(min(score.value if score.value is not None else 0.0 for score in scores))
 
 
+def _why_not(scores: Sequence[Score]) -> str:
+    """Why a sentinel cannot be graded; empty if it can, or if that cannot be known now."""
+    if mistakes := [score.reason for score in scores if score.fault == "user"]:
+        return mistakes[0]
+    if all(score.status == "unlabelled" for score in scores):
+        return scores[0].reason or "it has nothing to say"
+    return ""
+
+
 class FastMarks:
     """The form verifiers of every task. See `contracts.gating.MarkAnswer`. Verifiers that only watch do not count: a task may watch for what is not wrong."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
+        """Raises InvalidTask: the config of a verifier is wrong; with file and line."""
         self._form = {name: _graders(task, FORM_KINDS) for name, task in tasks.items()}
         self._calls = {name: _graders(task, TOOL_KINDS) for name, task in tasks.items()}
 

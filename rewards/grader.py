@@ -59,7 +59,7 @@ class Grader(NamedTuple):
             return [self._checks([answer])[0] for answer in answers]
         is_list = isinstance(found, list | tuple) and not isinstance(found, Check)
         if is_list and len(found) == len(answers):
-            return [_examined(check) for check in found]
+            return [check if _is_usual(check) else _examined(check) for check in found]
         # Never broadcast one value to many answers: all of them would be learned as the same. Nor ask one by one: a
         # grader that miscounts its answers may also mix them up.
         said = f"{len(found)} checks" if is_list else type(found).__name__
@@ -81,8 +81,32 @@ class Grader(NamedTuple):
 
 
 def each(verifier: Verifier) -> CheckAll:
-    """Apply a verifier of single answers to many."""
-    return lambda answers: [verifier(answer) for answer in answers]
+    """Apply a verifier of single answers to many. An error on one answer leaves the others' scores alone."""
+
+    def check(answer: Answer) -> Check:
+        try:
+            return verifier(answer)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 as above
+            return _failed(error)
+
+    return lambda answers: [check(answer) for answer in answers]
+
+
+def _is_usual(check: object) -> bool:
+    """A fast path for nearly all checks. NaN fails the comparison, so it goes the slow way."""
+    if type(check) is not Check:
+        return False
+    value, status, fault, reason, propensity = check
+    return (
+        type(value) is float
+        and 0.0 <= value <= 1.0
+        and status == "scored"
+        and fault in ("none", "model")
+        and type(reason) is str
+        and propensity == 1.0
+    )
 
 
 def _examined(check: object) -> Check:

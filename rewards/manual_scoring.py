@@ -14,8 +14,8 @@ from contracts.files import read_small
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.tasks.section import Source
+from rewards.judges.budget import MemoryStore
 from rewards.judges.registry import judges_of
-from rewards.judges.repository import MemoryStore
 from rewards.panel import Panel
 from rewards.rubric import RewardVerdict, combine
 from rewards.verifiers.check import Answer, BadReference, Explain
@@ -29,6 +29,7 @@ class ManualScorer:
     """The graders of one task, ready for cases. A context manager: it owns threads."""
 
     def __init__(self, task: Task) -> None:
+        """Raises InvalidTask."""
         self.task = task
         # Verdicts and costs of judges are forgotten afterwards: manual scoring does not use up the worker's budget.
         self.panel = Panel(task, judges_of(task, MemoryStore()))

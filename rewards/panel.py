@@ -18,8 +18,8 @@ from contracts.records import Score
 from contracts.tasks import Task
 from rewards.episode import UnpackedEpisode, answer_of
 from rewards.grader import Grader, each
+from rewards.judges.budget import JudgeStore, MemoryStore
 from rewards.judges.registry import judges_of, new_http
-from rewards.judges.repository import JudgeStore, MemoryStore
 from rewards.rubric import is_refusal
 from rewards.verifiers.check import Answer, BatchVerifier, Builder, Context, Verifier
 from rewards.verifiers.registry import kinds, load_kind

@@ -45,6 +45,7 @@ class Replay:
     """One pass over the log. Afterwards `others` are the other tasks that it met, `num_unreadable` the invalid records and those whose answer is gone."""
 
     def __init__(self, log: EventLog, database: Database, task: Task) -> None:
+        """Raises InvalidTask."""
         self.others: set[str] = set()
         self.num_unreadable = 0
         self._log = log

@@ -116,9 +116,10 @@ def weighted(
     if weight.expected is not None:
         return _with_expected(task, components, weight.expected, weight.value)
     if weight.value == 0.0 and weight.reason:  # A refused vote counts as silence.
-        alone = rubric.combine(task, components.graders, [], has_signals=False)
-        if task.silence != "renormalise" or alone.reward is None:
-            alone = rubric.RewardVerdict(None, "unlabelled", "none", weight.reason)
+        alone = rubric.RewardVerdict(None, "unlabelled", "none", weight.reason)
+        if task.silence == "renormalise":
+            found = rubric.combine(task, components.graders, [], has_signals=False)
+            alone = alone if found.reward is None else found
         return rubric.WeightedVerdict(components.scores, alone, 1.0)
     return rubric.WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from commands.ledger.logged import LogSide, Say, Stretch, read_stretch, side_of, stretches_of
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import EventLog
-from rewards.killable import num_cores
+from rewards.killable.cores import num_cores
 from runtime.settings import load_settings
 
 Reopen = Callable[[], EventLog]

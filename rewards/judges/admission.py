@@ -13,12 +13,12 @@ import numpy as np
 
 from contracts.intervals import share_interval
 from contracts.tasks.judges import PAIRWISE_LEVELS, JudgeRule
+from rewards.judges.budget import JudgeCosts
 from rewards.judges.judge import Judge
 from rewards.judges.labels import Labelled, Labels
 from rewards.judges.pregate import MASTER_KEYS
 from rewards.judges.questions import Reading
 from rewards.judges.report import Figure, Figures
-from rewards.judges.repository import JudgeCosts
 from rewards.verifiers.check import Answer
 
 PASSES = 0.5

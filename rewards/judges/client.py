@@ -91,7 +91,7 @@ class JudgeClient:
 
     def ask(self, messages: Messages, *, brief: bool = False) -> Reply | NoReply:
         """Ask, with at most `retries` more tries. `brief`: the schema has no field for a reason."""
-        found = NoReply("it does not answer; it is asked again from time to time")
+        found = NoReply("it does not answer; it is asked again from time to time", "away")
         for attempt in range(self._rule.retries + 1):
             if not self._breaker.allows():
                 break
@@ -104,6 +104,8 @@ class JudgeClient:
             if found.kind not in {"busy", "away"} or is_last or self._breaker.is_open:
                 break
             self._sleep(pause)
+        if found.kind not in {"busy", "away", "closed"}:
+            return found
         return found._replace(reason=f"{self.endpoint.model}: {found.reason}")
 
     def _try(self, messages: Messages, brief: bool) -> Reply | NoReply:
@@ -112,7 +114,8 @@ class JudgeClient:
         except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
             outcome = NoReply(f"{type(error).__name__}: {error}", "away")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            outcome = NoReply(f"{type(error).__name__}: {error}", "closed")
+            self._breaker.failed(str(error))
+            return NoReply(f"{type(error).__name__}: {error}", "closed")
         except BaseException:
             self._breaker.failed("interrupted")
             raise

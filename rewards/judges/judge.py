@@ -19,12 +19,11 @@ import structlog
 
 from contracts.errors import Unavailable
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
-from rewards.judges.budget import CLOCKS, DAY_SECONDS, Budget, Clocks, is_drawn
+from rewards.judges.budget import CLOCKS, DAY_SECONDS, Budget, Clocks, JudgeCosts, JudgeStore, is_drawn
 from rewards.judges.client import JudgeClient, NoReply, Reply
 from rewards.judges.parse import JudgeVerdict, parse_brief, parse_verdict
 from rewards.judges.prompt import Case, Messages, messages_of, new_nonce, parts_of
 from rewards.judges.questions import FALLBACK, Findings, Inquiry, JudgeQuestion, NoVerdict, Reading, inquire, read
-from rewards.judges.repository import JudgeCosts, JudgeStore
 from rewards.verifiers.check import Answer, Check, broken, unlabelled
 from runtime.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
 

@@ -12,12 +12,11 @@ from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
 from rewards.grader import Grader
-from rewards.judges.budget import CLOCKS, Clocks
+from rewards.judges.budget import CLOCKS, Clocks, JudgeStore, MemoryStore
 from rewards.judges.client import JudgeClient, NoReply
 from rewards.judges.judge import Judge
 from rewards.judges.prompt import Case, messages_of, new_nonce
 from rewards.judges.report import label_of, read_report, shortfalls
-from rewards.judges.repository import JudgeStore, MemoryStore
 
 _PROBE = [{"role": "user", "content": "What is 2 + 2?"}]
 

@@ -1,41 +1,28 @@
-"""What judges remember between batches: verdicts by key, and costs by task, judge and day (YYYY-MM-DD, UTC)."""
+"""What judges remember between batches, in the database."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from operator import add
-from typing import NamedTuple
 
 from sqlalchemy import select, update
 
 from contracts.tables import judge_spend, judge_verdict
 from contracts.tables.statements import among, delete_free, insert_all_new, insert_new
+from rewards.judges.budget import JudgeCosts
 from rewards.judges.parse import JudgeVerdict
 from runtime.database import Database
 
 _AT_ONCE = 2_000
 
 
-class JudgeCosts(NamedTuple):
-    """Calls, tokens (of prompts and replies together) and money."""
-
-    num_calls: int = 0
-    num_tokens: int = 0
-    money: float = 0.0
-
-    def plus(self, other: JudgeCosts) -> JudgeCosts:
-        """The sum of both."""
-        return JudgeCosts(*map(add, self, other))
-
-
 class DatabaseStore:
-    """Each call is its own transaction. Every method raises Unavailable while the database is away."""
+    """See `JudgeStore`. Each call is its own transaction. Every method raises Unavailable while the database is away."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
-        """The stored verdicts among these keys."""
+        """See `JudgeStore`."""
         if not keys:
             return {}
         with self._database.snapshot() as connection:
@@ -45,7 +32,7 @@ class DatabaseStore:
             return {row.key: JudgeVerdict(**row.answer) for row in connection.execute(found)}
 
     def keep(self, judge: str, verdicts: Mapping[str, JudgeVerdict], at: float) -> None:
-        """Store verdicts. If a key has one already, that one stays."""
+        """See `JudgeStore`."""
         rows = [
             {"key": key, "judge": judge, "answer": verdict._asdict(), "at": at} for key, verdict in verdicts.items()
         ]
@@ -54,7 +41,7 @@ class DatabaseStore:
                 insert_all_new(connection, judge_verdict, rows)
 
     def forget(self, judge: str, before: float) -> None:
-        """Delete a judge's verdicts that are older than `before`, UTC epoch seconds."""
+        """See `JudgeStore`."""
         is_old = (judge_verdict.c.at < before, judge_verdict.c.judge == judge)
         num = _AT_ONCE
         while num == _AT_ONCE:
@@ -62,7 +49,7 @@ class DatabaseStore:
                 num = delete_free(connection, judge_verdict, *is_old, limit=_AT_ONCE)
 
     def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
-        """The costs of that day, by all processes together."""
+        """See `JudgeStore`."""
         table = judge_spend.c
         statement = select(table.num_calls, table.num_tokens, table.money).where(
             table.task == task, table.judge == judge, table.day == day
@@ -72,7 +59,7 @@ class DatabaseStore:
         return JudgeCosts(*row) if row else JudgeCosts()
 
     def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
-        """Add to the costs of that day."""
+        """See `JudgeStore`."""
         table = judge_spend.c
         row = {"task": task, "judge": judge, "day": day, **JudgeCosts()._asdict()}
         added = (
@@ -83,34 +70,3 @@ class DatabaseStore:
         with self._database.transaction(gives_way=True) as connection:
             insert_new(connection, judge_spend, row)
             connection.execute(added)
-
-
-class MemoryStore:
-    """The same without a database, for measuring a judge and for tests."""
-
-    def __init__(self) -> None:
-        self._verdicts: dict[str, tuple[str, JudgeVerdict, float]] = {}
-        self._spent: dict[tuple[str, str, str], JudgeCosts] = {}
-
-    def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
-        """See `DatabaseStore`."""
-        return {key: self._verdicts[key][1] for key in keys if key in self._verdicts}
-
-    def keep(self, judge: str, verdicts: Mapping[str, JudgeVerdict], at: float) -> None:
-        """See `DatabaseStore`."""
-        self._verdicts = {key: (judge, verdict, at) for key, verdict in verdicts.items()} | self._verdicts
-
-    def forget(self, judge: str, before: float) -> None:
-        """See `DatabaseStore`."""
-        self._verdicts = {key: kept for key, kept in self._verdicts.items() if kept[0] != judge or kept[2] >= before}
-
-    def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
-        """See `DatabaseStore`."""
-        return self._spent.get((task, judge, day), JudgeCosts())
-
-    def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
-        """See `DatabaseStore`."""
-        self._spent[task, judge, day] = self.spent(task, judge, day).plus(spent)
-
-
-JudgeStore = DatabaseStore | MemoryStore

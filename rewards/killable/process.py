@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-from rewards.killable.worker import RESULT_BYTES
+from rewards.killable.worker import HEADER
 
+RESULT_BYTES = 8 << 20
 _GLANCE_SECONDS = 0.5
 _NAP_SECONDS = 0.01
 _CHUNK = 1 << 16
@@ -42,10 +43,10 @@ class Setup(NamedTuple):
 
 
 class ItemOutcome(NamedTuple):
-    """`answered`: `value` is the result. `raised`: its code raised.
+    """The outcome of an item.
 
-    `exhausted`: it ran out of memory or stack. `late`: it missed its deadline and was killed. `crashed`: its process died.
-    `unstarted`: no worker ran it.
+    `answered`: `value` is the result. `raised`: its code raised. `exhausted`: it ran out of memory or stack. `late`: it missed its deadline and was killed.
+    `crashed`: its process died. `unstarted`: no worker ran it.
     """
 
     how: How
@@ -65,7 +66,11 @@ class WorkerProcess:
     """A worker in its own process group. One thread at a time may use it."""
 
     def __init__(self, setup: Setup) -> None:
-        """Start it and wait until it is ready. Raises NotStarted: its setup raised, died or took too long."""
+        """Start it and wait until it is ready.
+
+        Raises:
+            NotStarted: its setup raised, died or took too long.
+        """
         self._setup = setup
         self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
             [sys.executable, "-c", _BOOTSTRAP, json.dumps([path or os.getcwd() for path in sys.path])],  # noqa: PTH109
@@ -79,9 +84,16 @@ class WorkerProcess:
         os.set_blocking(self._out, False)
         self._cpu_seconds = 0.0
         self._memory = 0
-        told = {"target": setup.target, "config": json.loads(setup.config), "memory_bytes": setup.memory_bytes}
         try:
-            first = self._ask(told, setup.start_seconds)
+            first = self._ask(
+                {
+                    "target": setup.target,
+                    "config": json.loads(setup.config),
+                    "memory_bytes": setup.memory_bytes,
+                    "result_bytes": RESULT_BYTES,
+                },
+                setup.start_seconds,
+            )
         except BaseException:
             self.kill()
             raise
@@ -118,10 +130,10 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    def _ask(self, line: dict[str, Any], seconds: float) -> ItemOutcome:
+    def _ask(self, frame: dict[str, Any], seconds: float) -> ItemOutcome:
         end = time.monotonic() + seconds
         try:
-            self._send(json.dumps(line).encode() + b"\n", end)
+            self._send(json.dumps(frame).encode(), end)
             reply = self._receive(end)
         except TimeoutError:
             reason = f"it took longer than {seconds:g} s"
@@ -134,7 +146,7 @@ class WorkerProcess:
         return ItemOutcome("answered", reply["value"])
 
     def _send(self, body: bytes, end: float) -> None:
-        rest = memoryview(body)
+        rest = memoryview(HEADER.pack(len(body)) + body)
         while rest:
             try:
                 rest = rest[os.write(self._in, rest) :]
@@ -143,15 +155,19 @@ class WorkerProcess:
 
     def _receive(self, end: float) -> dict[str, Any]:
         received = bytearray()
-        while not received.endswith(b"\n"):
+        wanted = HEADER.size
+        while len(received) < wanted:
             self._wait(self._out, select.POLLIN, end)
-            if not (part := os.read(self._out, _CHUNK)):
+            part = os.read(self._out, _CHUNK)
+            if not part:
                 raise EOFError
             received += part
-            if len(received) > RESULT_BYTES + 4 * _CHUNK:
-                raise ValueError("its answer is too large")
-        reply = json.loads(received)
-        if not isinstance(reply, dict) or not {"cpu", "memory"} < reply.keys():
+            if wanted == HEADER.size and len(received) >= wanted:
+                wanted += HEADER.unpack_from(received)[0]
+                if wanted > RESULT_BYTES + 4 * _CHUNK:
+                    raise ValueError("its answer is too large")
+        reply = json.loads(bytes(received[HEADER.size : wanted]))
+        if not isinstance(reply, dict) or not {"cpu", "memory"} < reply.keys() or len(received) != wanted:
             raise ValueError("its answer is not valid")
         return reply
 

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.section import TaskSection
-from rewards.killable import num_cores
+from rewards.killable.cores import num_cores
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Sandbox, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed, ProgramTest, Suite, read_suite, same, same_text

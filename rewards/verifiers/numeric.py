@@ -134,9 +134,8 @@ def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fractio
     for further in (number for number in numbers if number.start >= last.end):
         gap, behind = text[end : further.start], text[further.end : further.end + _LOOK]
         is_range = _RANGE.fullmatch(gap) is not None
-        is_counting = (
-            "\n" in gap and not gap.rpartition("\n")[2].strip() and _MARKER.match(behind)
-        )  # the items of a list
+        # The number only counts the items of a list.
+        is_counting = "\n" in gap and not gap.rpartition("\n")[2].strip() and _MARKER.match(behind)
         is_part = further.value is None or _TIMES.match(behind) or is_counting
         if is_range or (not is_part and further.value != value and beyond.is_another(gap, behind)):
             raise NoClearAnswer("it answers with several numbers")

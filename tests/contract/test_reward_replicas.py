@@ -17,8 +17,9 @@ from contracts.sampling import Span
 from contracts.tables import behaviour, score, signal_delay, submitter, vote, vote_pace
 from contracts.tasks import Task
 from rewards.episode import UnpackedEpisode
+from rewards.judges.budget import JudgeCosts
 from rewards.judges.parse import JudgeVerdict
-from rewards.judges.repository import DatabaseStore, JudgeCosts
+from rewards.judges.repository import DatabaseStore
 from rewards.repository import add_behaviour
 from rewards.signals.repository import forget_votes, remember, remembered
 from rewards.signals.votes import VoteDecision

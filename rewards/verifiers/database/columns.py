@@ -5,6 +5,7 @@ This is not a kind of verifier. `function` and `http` share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any, Self
@@ -91,8 +92,10 @@ def _check(reward: object, config: ColumnsConfig) -> Check:
         reward = float(reward)
     except OverflowError:
         return broken("it answered a whole number that does not fit a float")
+    if not math.isfinite(reward):
+        return broken(f"it answered {reward!r}")
     low, high = config.minimum, config.maximum
-    if not low <= reward <= high:  # NaN too
+    if not low <= reward <= high:
         return broken(f"it answered {reward:g}, outside of {low:g} to {high:g}; set minimum and maximum")
     return Check((reward - low) / (high - low))
 

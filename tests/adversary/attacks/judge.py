@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from contracts.tasks.judges import JudgeRule
+from rewards.judges.budget import MemoryStore
 from rewards.judges.registry import make_judge, new_http
-from rewards.judges.repository import MemoryStore
 from rewards.verifiers.check import Answer
 from tests.adversary.attacks.attack import Attack
 

@@ -10,10 +10,10 @@ import pytest
 from commands.rewards.judge import run_admit
 from contracts.errors import InvalidTask, InvalidValue
 from contracts.tasks.loading import load_tasks
+from rewards.judges.budget import MemoryStore
 from rewards.judges.pregate import MASTER_KEYS
 from rewards.judges.registry import judges_of
 from rewards.judges.report import read_report
-from rewards.judges.repository import MemoryStore
 from tests.worlds.servers.judge import AskedJudge, judge_server, verdict
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.killable import num_cores
+from rewards.killable.cores import num_cores
 
 HERE = len(os.sched_getaffinity(0))
 

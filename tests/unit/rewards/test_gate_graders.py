@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from contracts.tasks.loading import load_tasks
 from rewards.gating import FastMarks, GateGraders
 from rewards.grader import Grader
 from rewards.judges.report import identity_of
-from rewards.verifiers.check import broken
+from rewards.verifiers.check import Answer, Check, bad_reference, broken
 from runtime.sentinels import read_sentinels
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE
@@ -278,3 +279,23 @@ def test_a_wrong_config_is_refused_at_the_start() -> None:
     )
     with pytest.raises(InvalidTask, match="not an RE2 pattern"):
         FastMarks({"x": wrong})
+
+
+@pytest.mark.parametrize("item", [{}, {"reference": "1"}])
+def test_a_missing_reference_is_found_before_a_probe_and_a_fault_without_words_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, item: dict[str, str]
+) -> None:
+    asked: list[Answer] = []
+
+    def check_all(answers: Sequence[Answer]) -> list[Check]:
+        asked.extend(answers)
+        return [bad_reference("") for _ in answers]
+
+    monkeypatch.setattr("rewards.gating.graders_of", lambda *_: [Grader("v", "watch", 0.0, "v", True, check_all)])
+    task = a_task(tmp_path, a_verifier("math"))
+    (tmp_path / "s.jsonl").write_text(json.dumps({"messages": ASK, **item}) + "\n")
+    graders = GateGraders({"t": task})
+    refused = contextlib.nullcontext() if item else pytest.raises(InvalidSettings, match="it has no `reference`")
+    with contextlib.closing(graders), refused:
+        graders.check(read_sentinels(tmp_path / "s.jsonl", {"t": task}))
+    assert bool(asked) == bool(item)

@@ -112,12 +112,16 @@ def test_a_batch_in_the_wrong_shape_is_never_spread_over_the_answers(found: Any)
 @each_case("error", [ValueError("bad"), SystemExit(0), Panic("rust"), RecursionError(), Mute()])
 @each_case("is_batch", [True, False])
 def test_an_answer_that_breaks_it_does_not_take_the_others_with_it(error: BaseException, is_batch: bool) -> None:
+    asked = []
+
     def check(answer: Answer) -> Check:
+        asked.append(answer.text)
         if answer.text == "answer 3":
             raise error
         return right()
 
     scores = a_grader((lambda answers: list(map(check, answers))) if is_batch else each(check)).score_all(ANSWERS)
+    assert is_batch or len(asked) == len(ANSWERS), "no answer is paid for twice"
     assert [item.value for item in scores] == [1.0, 1.0, 1.0, None, 1.0]
     assert is_infra(scores[3])
     assert type(error).__name__ in scores[3].reason

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from contracts.tasks.judges import JudgeRule
+from rewards.judges.budget import JudgeCosts, MemoryStore
 from rewards.judges.judge import MOST_FAILED, Judge
 from rewards.judges.registry import make_judge
-from rewards.judges.repository import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
 from tests.worlds.servers.judge import AskedJudge, Decide, JudgeServer, judge_server, verdict
 

@@ -94,7 +94,7 @@ def test_what_stays_wrong_is_not_tried_again(server: JudgeServer, http: httpx.Cl
     server.fails = [(status, {})]
     answer = client(server, http, []).ask(MESSAGES)
     assert isinstance(answer, NoReply)
-    assert f"HTTP {status}" in answer.reason
+    assert answer.reason.startswith(f"HTTP {status}" if status == 413 else f"{ENDPOINT.model}: HTTP {status}")
     assert "secret" not in answer.reason
     assert len(server.asked) == 1
 
@@ -141,7 +141,9 @@ def test_a_dead_judge_is_left_alone_until_a_probe_finds_it_alive(server: JudgeSe
     server.fails = [(500, {})] * MAX_FAILURES
     assert isinstance(asking.ask(MESSAGES), NoReply)
     for _ in range(50):
-        assert isinstance(asking.ask(MESSAGES), NoReply)
+        answer = asking.ask(MESSAGES)
+        assert isinstance(answer, NoReply)
+        assert answer.reason.startswith(f"{ENDPOINT.model}: it does not answer")
     assert len(server.asked) == MAX_FAILURES
     clock.now += FIRST_AWAY_SECONDS
     server.fails = [(500, {})]

@@ -10,11 +10,10 @@ from structlog.testing import capture_logs
 
 from contracts.errors import Unavailable
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.budget import Bucket, Budget, Clocks, is_drawn, step
+from rewards.judges.budget import Bucket, Budget, Clocks, JudgeCosts, MemoryStore, is_drawn, step
 from rewards.judges.judge import Judge
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.registry import make_judge
-from rewards.judges.repository import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
 from tests.worlds.passing import Clock
 from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict

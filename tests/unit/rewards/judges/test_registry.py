@@ -10,9 +10,9 @@ import pytest
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
+from rewards.judges.budget import MemoryStore
 from rewards.judges.registry import judges_of, new_http, probe
 from rewards.judges.report import below, identity_of, label_of, read_report
-from rewards.judges.repository import MemoryStore
 from rewards.verifiers.check import Answer
 from tests.unit.rewards.judges.figures import FIGURE, FIGURES
 from tests.worlds.servers.judge import JudgeServer, judge_server, verdict

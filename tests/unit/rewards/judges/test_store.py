@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rewards.judges.budget import JudgeCosts, JudgeStore, MemoryStore
 from rewards.judges.parse import JudgeVerdict
-from rewards.judges.repository import DatabaseStore, JudgeCosts, JudgeStore, MemoryStore
+from rewards.judges.repository import DatabaseStore
 from runtime.database import Database
 
 

@@ -163,6 +163,7 @@ def test_what_is_no_reward_is_our_fault_and_the_others_keep_theirs(deeds: BatchV
     assert (first.value, third.value) == (1.0, 1.0)
     assert (second.value, second.status, second.fault) == (None, "unscored", "infra")
     assert second.reason.startswith("it answered")
+    assert ("set minimum and maximum" in second.reason) == (bad == "two")
 
 
 @pytest.mark.parametrize("name", ["bools", "array_of_bools", "scalars", "tensors", "tensor"])
