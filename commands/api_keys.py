@@ -67,7 +67,7 @@ def revoke(
     If one of the keys is unknown, none is revoked.
     """
     # Of a whole key, mr-ROLE-ID-SECRET, the id.
-    ids = [found[1] if (found := re.fullmatch(r"mr-[^-]*-([^-]*).*", text.strip())) else text.strip() for text in keys]
+    ids = [found[1] if (found := re.match(r"mr-[^-]*-([^-]*)", text.strip())) else text.strip() for text in keys]
     with load_settings(home).transaction() as connection:
         known = {row.id: row for row in list_keys(connection)}
         if missing := sorted(set(ids) - known.keys()):
@@ -76,7 +76,7 @@ def revoke(
     for key_id in dict.fromkeys(ids):
         print(f"{key_id} is revoked{'' if key_id in revoked else ' already'}: refused everywhere within 2 s")
     file = home / "operator.key"
-    own = file.read_text(errors="replace") if file.exists() else ""
+    own = file.read_text(errors="replace") if revoked and file.exists() else ""
     if any(f"-{key_id}-" in own for key_id in revoked):
         lost = "It was the key of this home, so `millrace up` needs a new one"
         print(f"{lost}. Make it with: millrace keys --role operator --home {home} > {file}", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from commands.deep import deep_findings
-from commands.deep.servers import is_free, port_findings, process_findings, store_finding
+from commands.deep.servers import bind_error, port_findings, process_findings, store_finding
 from commands.engines import engine_findings
 from commands.findings import Finding, checked, missing, note
 from commands.home_gates import gates_of_home
@@ -61,7 +61,7 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
     yield sandbox_of(MAKERS)
     if not settings_file(home).exists():
-        free_port = is_free("127.0.0.1", 8400)
+        free_port = bind_error("127.0.0.1", 8400) is None
         yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
         if deep:
             yield missing("home", f"{home} was never started, so --deep has nothing to ask: name a home with --home")

@@ -178,11 +178,11 @@ def train_finding(slots: Collection[str], *, is_enabled: bool, has_proved: bool 
         without[CANARY] = (
             "versions that passed the gate wait for one; if it was removed for good, write [train] enabled = false and restart release"
         )
-    missing = [f"no engine has a slot for {arm}: {why}" for arm, why in without.items() if arm not in slots]
-    if not missing:
+    lacking = [f"no engine has a slot for {arm}: {why}" for arm, why in without.items() if arm not in slots]
+    if not lacking:
         return Finding(name, True, False, f"engines have slots for {', '.join(without)}")
     good = not has_proved or CANARY in slots
-    return Finding(name, good, False, "; ".join(missing) + "; add slots with [engine] slots or --slots")
+    return Finding(name, good, False, "; ".join(lacking) + "; add slots with [engine] slots or --slots")
 
 
 def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mapping[str, str]) -> Finding:

@@ -109,7 +109,7 @@ def prepare_home(
     check_passwords(settings, os.environ)
     _check_redis(settings)
     if is_started := settings_file(settings.home).exists():
-        check_sections(settings.home)
+        check_sections(settings.home, given=sections)
     tasks = check_tasks(settings.tasks, settings.web_url, print)
     if is_started and not is_given():
         settings = _continued(settings, load_settings(settings.home))

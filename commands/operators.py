@@ -18,7 +18,7 @@ from contracts.assignments import LIVE, MOVED
 from contracts.errors import InvalidValue
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback import RollbackPlan
-from contracts.rollback_effects import describe, describe_treatment, read_effects
+from contracts.rollback_effects import Effects, describe, describe_treatment, read_effects
 from contracts.version_history import BASE, stored_parents
 from runtime.settings import Settings, load_settings
 from weights.stores.opening import open_weight_store
@@ -131,13 +131,14 @@ def roll_back(
         StaleWrite: another version went live in the meantime.
     """
     chosen, settings = _treatment_of(treatment), load_settings(home)
-    policy = settings.policy
+    store, policy = open_weight_store(settings), settings.policy
     if to is not None:
-        open_weight_store(settings).manifest(policy, to)
+        store.manifest(policy, to)
     with settings.snapshot() as connection:
-        parents = _parents(connection, settings)
+        parents = stored_parents(store, policy, BASE, claimed_parents(connection, policy))
         plan = rollback_plan.read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
-        _show(connection, plan, chosen)
+        effects = read_effects(connection, plan)
+    _show(plan, effects, chosen)
     if not _is_agreed(f"Roll back to v{plan.target}?", dry_run=dry_run, ask=ask):
         return
     with moving_arms(settings) as connection:
@@ -166,11 +167,12 @@ def revoke_version(
         StaleWrite: another version went live in the meantime.
     """
     chosen, settings = _treatment_of(treatment), load_settings(home)
-    policy = settings.policy
+    store, policy = open_weight_store(settings), settings.policy
     with settings.snapshot() as connection:
-        parents = _parents(connection, settings)
+        parents = stored_parents(store, policy, BASE, claimed_parents(connection, policy))
         plan = rejection.read_plan(connection, policy, version, parents=parents)
-        _show(connection, plan, chosen)
+        effects = read_effects(connection, plan)
+    _show(plan, effects, chosen)
     if not _is_agreed(f"Revoke v{version}?", dry_run=dry_run, ask=ask):
         return
     with moving_arms(settings) as connection:
@@ -209,13 +211,7 @@ def _treatment_of(text: str) -> Treatment:
     raise InvalidValue(f"--treatment is {' or '.join(get_args(Treatment))}, not {text!r}", param="treatment")
 
 
-def _parents(connection: Connection, settings: Settings) -> dict[int, int]:
-    policy = settings.policy
-    return stored_parents(open_weight_store(settings), policy, BASE, claimed_parents(connection, policy))
-
-
-def _show(connection: Connection, plan: RollbackPlan, chosen: Treatment) -> None:
-    effects = read_effects(connection, plan)
+def _show(plan: RollbackPlan, effects: Effects, chosen: Treatment) -> None:
     for line in describe(plan, effects):
         print(line)
     for offered in get_args(Treatment):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,19 +34,23 @@ def followed_kinds() -> dict[str, type[Section]]:
     return {name: followed_of(name).section for name in FOLLOWED}
 
 
-def check_sections(home: Path) -> None:
-    """Raises InvalidSettings for the first mistake; it names file, section and field."""
+def check_sections(home: Path, given: Collection[str] = ()) -> list[str]:
+    """The names of the sections that were checked. Raises InvalidSettings for the first mistake; it names file, section and field.
+
+    `given`: sections that a start completes. Those of followed servers are not checked here: `write_settings` checks the whole one.
+    """
     held = read_home_settings(home) or {}
     check_section_names(held, str(settings_file(home)))
-    for name, kind in {**KINDS, **followed_kinds()}.items():
-        if name in KINDS or name in held:
-            load_section(home, name, kind)
+    followed = {name: kind for name, kind in followed_kinds().items() if name in held and name not in given}
+    for name, kind in {**KINDS, **followed}.items():
+        load_section(home, name, kind)
+    return [*KINDS, *followed]
 
 
 def sections_finding(home: Path) -> Finding:
     """What `millrace doctor` says of them."""
     try:
-        check_sections(home)
+        checked = check_sections(home)
     except InvalidSettings as error:
         return missing("settings", error.message)
-    return Finding("settings", True, True, f"millrace.toml: {', '.join(KINDS)} can be read")
+    return Finding("settings", True, True, f"millrace.toml: {', '.join(checked)} can be read")

@@ -20,13 +20,13 @@ class FollowedSection(Section):
     """What the sections of all followed servers have: one server for each slot."""
 
     slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
-    """The arm of each server; without `candidate` nothing is gated."""
+    """The arm of each server; without `candidate` nothing is gated, without `canary` no version is proven on a few users."""
     urls: tuple[str, ...] = ()
-    """Servers of this host that run already, one per slot."""
+    """Servers of this host that run already, one per slot: followed, neither started nor stopped."""
     region: str | None = None
     """Default: the home's."""
     weights: str | None = Field(default=None, pattern=REMOTE)
-    """Where versions are read: the region's `millrace cache`. Default: the home's store."""
+    """Where versions are read: `http://HOST:PORT/PREFIX` of the region's `millrace cache`. Default: the home's store."""
 
     @model_validator(mode="after")
     def _count_urls(self) -> Self:

@@ -100,7 +100,7 @@ def _ports(settings: Settings) -> Iterator[_Port]:
 
 def _answer_at(port: _Port, headers: dict[str, str]) -> Finding:
     name, place = f"port {port.number}", f"{port.process} at {port.host}:{port.number}"
-    if is_free(port.host, port.number):
+    if _is_free(port.host, port.number):
         return Finding(name, True, False, f"{place}: free, so it does not run")
     url, is_engine = f"http://{port.host}:{port.number}", port.process == "engine"
     try:
@@ -117,16 +117,24 @@ def _answer_at(port: _Port, headers: dict[str, str]) -> Finding:
     return Finding(name, True, False, f"{place}: this home's" + ("" if is_engine else ", ready"))
 
 
-def is_free(host: str, port: int) -> bool:
+def _is_free(host: str, port: int) -> bool:
     """Whether nothing listens there. False for another machine's port: only a request can tell."""
+    error = bind_error(host, port)
+    return error is None or not (
+        error.errno in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} or isinstance(error, socket.gaierror)
+    )
+
+
+def bind_error(host: str, port: int) -> OSError | None:
+    """Why no server can be started there; None: one can."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(address[0]) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address[4])
     except OSError as error:
-        return error.errno not in {errno.EADDRINUSE, errno.EADDRNOTAVAIL} and not isinstance(error, socket.gaierror)
-    return True
+        return error
+    return None
 
 
 def server_findings(settings: Settings) -> Iterator[Finding]:

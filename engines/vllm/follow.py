@@ -135,9 +135,12 @@ class ServerProcess:
     def _found(self) -> RunningServer | None:
         try:
             found = msgspec.json.decode((self._folder / "server.json").read_bytes(), type=RunningServer)
-            # The number may belong to another process by now: ours has its lease in its environment.
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        # The number may belong to another process by now: ours has its lease in its environment.
+        try:
             environment = Path(f"/proc/{found.process}/environ").read_bytes()
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
             return None
         return found if str(self._folder / "lease").encode() in environment else None
 

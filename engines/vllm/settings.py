@@ -18,11 +18,11 @@ class VllmSettings(FollowedSection):
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Beginning of the replicas' names; another on each host."""
     dtype: str | None = None
-    """Default: float32 on CPU, else bfloat16."""
+    """vLLM's `--dtype`. Default: float32 on CPU, else bfloat16."""
     max_model_len: int | None = Field(default=None, ge=16)
-    """Tokens. Default: the model's."""
+    """Longest prompt and answer, tokens. Default: the model's."""
     cache_gib: int = Field(default=1, ge=1)
-    """Key-value cache on CPU."""
+    """Key-value cache on CPU, GiB."""
     threads: int | None = Field(default=None, ge=1)
     """Of a server on CPU. Default: its share of the cores; more only spin."""
     arguments: tuple[str, ...] = ()

@@ -116,6 +116,8 @@ def _kept(home: Path, path: Path, staging: Path) -> CutFile | None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(path, target)
+        except FileNotFoundError:
+            raise
         except OSError:  # another disk, or one without links
             shutil.copyfile(path, target)
         return CutFile(name.as_posix(), target, target.stat().st_size)

@@ -78,7 +78,7 @@ def stage(
         raise WeightsRefused(
             "wrong_base", f"this worker holds weights with the root {held}, the update to v{version} is for {base_root}"
         )
-    tensors, changes = read_verified(path, root), None
+    tensors, changes = read_verified(path, root, version), None
     if base is not None and base_root is not None:
         check_same_tensors(base.tensors, tensors)
         if as_changes:
@@ -87,11 +87,12 @@ def stage(
     return StagedWeights(version, root, tensors, base_root, changes)
 
 
-def read_verified(path: Path, root: str) -> Tensors:
-    """Map a file. Raises NotFound; WeightsRefused: `wrong_root`, it holds other weights."""
+def read_verified(path: Path, root: str, version: int | None = None) -> Tensors:
+    """Map a file. Raises NotFound; WeightsRefused: `wrong_root`, it holds other weights; names the version, if it is given."""
     tensors = map_safetensors(path, private=True)
     if (found := root_of(tensors)) != root:
-        raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, not {root}")
+        wanted = f"not {root}" if version is None else f"v{version} has {root}"
+        raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, {wanted}")
     return tensors
 
 

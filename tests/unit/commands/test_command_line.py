@@ -12,7 +12,9 @@ from commands.home import prepare_home, to_bf16
 from commands.sections import sections_finding
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, MillraceError
-from runtime.settings import Settings, load_settings, write_settings
+from engines.vllm.settings import VllmSettings
+from runtime.settings import Settings, load_section, load_settings, write_settings
+from runtime.settings_file import settings_file
 from tests.command_line import Ran, refused_up
 from tests.command_line import run_here as millrace
 from weights.stores.opening import open_weight_store
@@ -205,6 +207,14 @@ def test_a_mistake_in_any_section_is_named_before_anything_starts(settings: Sett
     found = sections_finding(settings.home)
     assert (found.good, found.needed) == (False, True)
     assert says in found.says
+
+
+def test_a_section_that_a_start_completes_is_not_refused(settings: Settings) -> None:
+    prepare_home(settings, {})
+    path = settings_file(settings.home)
+    path.write_text(f"{path.read_text()}\n[vllm]\nthreads = 1\n")
+    prepare_home(settings, {"vllm": VllmSettings(python=Path(sys.executable))})
+    assert load_section(settings.home, "vllm", VllmSettings).threads == 1
 
 
 @pytest.mark.slow

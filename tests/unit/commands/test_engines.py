@@ -10,14 +10,15 @@ from sqlalchemy import update
 
 from commands.engines import check_announced, check_given, choose_engine, engine_findings, train_finding
 from commands.home import Home
-from commands.sections import check_sections
+from commands.sections import check_sections, sections_finding
 from commands.supervisor import replica_names
 from commands.up import listen
 from contracts.assignments import SLOTS
 from contracts.engines import EngineReplica, announce
 from contracts.errors import InvalidSettings
 from contracts.tables import engine_replica
-from runtime.settings import Settings, write_settings
+from engines.vllm.settings import VllmSettings
+from runtime.settings import Settings, load_section, write_settings
 from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm
 from tests.unit.services.serving import serve
 
@@ -150,6 +151,19 @@ def test_a_mistake_in_the_section_of_followed_servers_is_named_only_where_there_
     path.write_text(path.read_text() + '\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n')
     with pytest.raises(InvalidSettings, match=r"\[vllm\].*urls names 1 servers for 2 slots"):
         check_sections(home.settings.home)
+
+
+def test_a_section_of_followed_servers_that_a_start_completes_is_taken(home: Home) -> None:
+    path = write_settings(home.settings, {})
+    path.write_text(path.read_text() + '\n[vllm]\nweights = "http://127.0.0.1:18561"\nthreads = 1\n')
+    with pytest.raises(InvalidSettings, match=r"\[vllm\].*python is missing"):
+        check_sections(home.settings.home)
+    sections = choose_engine("vllm", PYTHON, 2).sections
+    check_sections(home.settings.home, given=sections)
+    write_settings(home.settings, sections)
+    kept = load_section(home.settings.home, "vllm", VllmSettings)
+    assert (kept.weights, kept.threads, kept.python) == ("http://127.0.0.1:18561", 1, PYTHON)
+    assert sections_finding(home.settings.home).says.endswith("webhooks, vllm can be read")
 
 
 def test_a_replica_of_an_engine_that_left_is_refused_by_name_while_it_announces_itself(home: Home) -> None:

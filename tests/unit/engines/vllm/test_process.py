@@ -60,6 +60,12 @@ def test_another_process_with_the_same_number_is_not_taken_for_the_server(tmp_pa
     server.end()
 
 
+def test_a_record_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "server.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        server_in(tmp_path)
+
+
 def test_the_command_asks_for_log_probs_of_what_was_sampled_from(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"num_experts": 8}}')
     settings = VllmSettings(python=Path("/env/bin/python"), arguments=("--max-num-seqs", "4"), max_model_len=64)

@@ -1,6 +1,7 @@
 """A moment of a home is one moment: while writers write, no file knows what another does not know yet."""
 
 import itertools
+import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_a_file_that_is_deleted_or_replaced_meanwhile_is_as_it_was(tmp_path: Pat
             file.write(b"34")
         found = {item.name: item.path.read_bytes()[: item.size] for item in cut.files}
     assert found == {"checkpoints/checkpoint-1/weights": b"old", "spool": b"12"}
+
+
+def test_a_file_that_is_deleted_and_made_again_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").touch()
+
+    def link(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "link", link)
+    with home_cut(tmp_path, nothing) as cut:
+        assert cut.files == []
 
 
 def test_a_second_backup_is_refused_and_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
