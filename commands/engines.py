@@ -90,8 +90,7 @@ def choose_engine(
         urls: servers that run already, instead of `replicas` new ones. With our own kind they stand beside ours.
         slots: arms, with commas: one for each server, instead of `replicas`; without servers, those of each of our replicas.
 
-    Raises:
-        InvalidSettings: another kind, no such interpreter, or slots that make no sense.
+    Raises InvalidSettings: another kind, no such interpreter, or slots that make no sense.
     """
     if kind not in KINDS:
         raise InvalidSettings(f"--engine is {' or '.join(KINDS)}, not {kind!r}{why_gone(kind)}")
@@ -112,8 +111,8 @@ def choose_engine(
 def check_given(choice: EngineChoice, settings: Settings) -> None:
     """Check before a process starts that the engine can serve this policy, and the servers of `--engine-url`.
 
-    Raises:
-        InvalidSettings: the engine cannot take versions of this policy; or a given server is not there, cannot be followed, or serves another model.
+    Raises InvalidSettings: the engine cannot take versions of this policy; or a given server is not there, cannot be followed, or serves
+    another model.
     """
     if choice.servers is None:
         return

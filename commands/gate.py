@@ -55,8 +55,7 @@ def gate(
 def judge_files(task_file: Path, sentinels: Path, answers: Path, against: Path) -> dict[str, Any]:
     """The gate's verdict on `answers`, as JSON types.
 
-    Raises:
-        MillraceError: a file is missing or wrong, or a grader failed: there is no verdict.
+    Raises MillraceError: a file is missing or wrong, or a grader failed: there is no verdict.
     """
     (task,) = load_tasks((task_file,)).values()
     if not task.gate_graders:

@@ -98,11 +98,8 @@ def prepare_home(
 
     `inspect`: looks at the base policy, see `policy_check.check_policy`. None: its names and tensors are trusted.
 
-    Raises:
-        InvalidTask, InvalidSettings: before anything is written.
-        LogLost, PositionLost: the log is not the database's own log, or a part of it is missing. Nothing was written.
-        Damaged: a file of the home is damaged.
-        Unavailable: the log or the database cannot be used.
+    Raises InvalidTask, InvalidSettings: before anything is written; LogLost, PositionLost: the log is not the database's own log, or a part
+    of it is missing. Nothing was written; Damaged: a file of the home is damaged; Unavailable: the log or the database cannot be used.
     """
     if is_given():
         _ = operator_key(settings.home), engine_key(settings.home)  # a missing one is refused before anything is made
@@ -293,8 +290,7 @@ _KEPT = (
 def to_bf16(tensors: Tensors) -> Tensors:
     """The published form of a policy: every tensor as bf16, rounded to nearest even. It is served and trained from these bits.
 
-    Raises:
-        WeightsRefused: `wrong_dtype`: a tensor is not of BF16, F16 or F32.
+    Raises WeightsRefused: `wrong_dtype`: a tensor is not of BF16, F16 or F32.
     """
     return {name: _bf16(name, tensor) for name, tensor in tensors.items()}
 

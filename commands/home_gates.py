@@ -38,8 +38,7 @@ class GateSummary(NamedTuple):
 def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -> ReleaseSettings:
     """The section [release] for a start, after a check that its sentinels, by default those of the home, can be graded.
 
-    Raises:
-        InvalidTask, InvalidSettings: a mistake in a task or a sentinel, with file and line.
+    Raises InvalidTask, InvalidSettings: a mistake in a task or a sentinel, with file and line.
     """
     release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
     held = load_section(home, "release", ReleaseSettings) if settings_file(home).exists() else release

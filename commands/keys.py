@@ -211,8 +211,7 @@ def retire(
 def make_first_keys(home: Path) -> None:
     """Give a new home a key pair, unless it has a private key or trusts other keys. It trusts the key that it signs with.
 
-    Raises:
-        InvalidSettings: an existing key cannot be read, or the disk cannot be written.
+    Raises InvalidSettings: an existing key cannot be read, or the disk cannot be written.
     """
     if not trusted_keys(home):
         _trusted_pair(home, signing_key(home))
@@ -221,8 +220,7 @@ def make_first_keys(home: Path) -> None:
 def _home(home: Path, *variables: str) -> Path:
     """The folder whose keys the processes read.
 
-    Raises:
-        InvalidSettings: it does not exist, or one of these variables overrides its keys, so that changes would do nothing.
+    Raises InvalidSettings: it does not exist, or one of these variables overrides its keys, so that changes would do nothing.
     """
     if name := next(filter(os.environ.get, variables), None):
         raise InvalidSettings(

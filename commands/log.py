@@ -87,8 +87,7 @@ def recover(home: HomeOption = DEFAULT_HOME) -> None:
 def receive_from_log(home: Path) -> int:
     """Receive the signals that were acknowledged after a backup; returns how many.
 
-    Raises:
-        Conflict: the log is not the one of this database, or lost records of it.
+    Raises Conflict: the log is not the one of this database, or lost records of it.
     """
     settings = load_settings(home)
     with closing(settings.database()) as database, closing(settings.event_log()) as event_log:

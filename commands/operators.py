@@ -126,9 +126,7 @@ def roll_back(
 ) -> None:
     """Show what a rollback does; then do it if `ask`, where given, agrees.
 
-    Raises:
-        InvalidValue: no such treatment, or the plan is impossible.
-        StaleWrite: another version went live in the meantime.
+    Raises InvalidValue: no such treatment, or the plan is impossible; StaleWrite: another version went live in the meantime.
     """
     chosen, settings = _treatment_of(treatment), load_settings(home)
     store, policy = open_weight_store(settings), settings.policy
@@ -161,10 +159,8 @@ def revoke_version(
 ) -> None:
     """Show what a revocation does; then do it if `ask`, where given, agrees.
 
-    Raises:
-        Conflict: it is already revoked.
-        InvalidValue: no such treatment or version, or the live version is it or descends from it.
-        StaleWrite: another version went live in the meantime.
+    Raises Conflict: it is already revoked; InvalidValue: no such treatment or version, or the live version is it or descends from it;
+    StaleWrite: another version went live in the meantime.
     """
     chosen, settings = _treatment_of(treatment), load_settings(home)
     store, policy = open_weight_store(settings), settings.policy

@@ -163,9 +163,8 @@ def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapsh
 def bring_pointed(replica: Replica, reader: PointerReader, snapshots: Snapshots | None = None) -> str:
     """Serve the version of the pointer; returns text for a person. After an error the old version is still served.
 
-    Raises:
-        NotFound: there is no pointer yet, or no such version.
-        Unavailable, WeightsRefused: see `PointerReader.look`, `Snapshots.check_pointer` and `Replica.bring`.
+    Raises NotFound: there is no pointer yet, or no such version; Unavailable, WeightsRefused: see `PointerReader.look`,
+    `Snapshots.check_pointer` and `Replica.bring`.
     """
     if (pointer := reader.look()) is None:
         raise NotFound("the store has no pointer yet: nothing is live")

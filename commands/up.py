@@ -146,8 +146,7 @@ def listen(port: int, *, split: bool = False, num_engines: int = 1) -> dict[str,
         split: give inference `port`, feedback `port` + 2 and dashboard `port` + 3. Otherwise `web` serves all three on `port`.
         num_engines: how many of our engines are started; each has a port of its own.
 
-    Raises:
-        InvalidSettings: the port is taken or not a port.
+    Raises InvalidSettings: the port is taken or not a port.
     """
     # The same ports as the defaults of `millrace init`, at every start, so that apps keep their addresses.
     beside = {"feedback": port and port + 2, "dashboard": port and port + 3}
@@ -255,8 +254,7 @@ def print_keys_of(home: Home) -> None:
 def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> None:
     """Wait until every server answers apps, and say now and then for whom. Dead processes are started again, a few times.
 
-    Raises:
-        Unavailable: it takes longer than `seconds`, or a process ends again and again.
+    Raises Unavailable: it takes longer than `seconds`, or a process ends again and again.
     """
     began, says_at, reason = time.monotonic(), _SAY_SECONDS, ""
     while (waited := time.monotonic() - began) < seconds:

@@ -136,10 +136,8 @@ def reader_of(request: EngineRequest, offset: int) -> Callable[[bytes], Piece]:
 def read_event(data: bytes, offset: int, num_top: int = 0, *, with_support: bool = False) -> Piece:
     """One event of a stream whose first token has number `offset` in the answer. An event may have no token.
 
-    Raises:
-        EngineRestarted: the engine lost the request, or ended it without an answer.
-        GrammarStuck: the grammar of the answer cannot go on.
-        EngineFailed: the engine reports a failure, or the event cannot be used.
+    Raises EngineRestarted: the engine lost the request, or ended it without an answer; GrammarStuck: the grammar of the answer cannot go
+    on; EngineFailed: the engine reports a failure, or the event cannot be used.
     """
     try:
         event = _EVENT.decode(data)

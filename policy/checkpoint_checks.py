@@ -34,8 +34,7 @@ _CHUNK = 2**18
 def check_folder(folder: Path) -> None:
     """Whether the folder itself holds a whole model.
 
-    Raises:
-        WeightsRefused: `adapter`: it holds an adapter of peft; `wrong_folder`: the model is in a folder inside.
+    Raises WeightsRefused: `adapter`: it holds an adapter of peft; `wrong_folder`: the model is in a folder inside.
     """
     has_weights = _has_weights(folder)
     if not has_weights and (folder / "adapter_config.json").is_file():
@@ -78,8 +77,7 @@ def check_names(names: Iterable[str]) -> None:
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Read every weight once, in the order of the files.
 
-    Raises:
-        WeightsRefused: `not_finite`: one is NaN or infinite in the published form; the message names tensor and place.
+    Raises WeightsRefused: `not_finite`: one is NaN or infinite in the published form; the message names tensor and place.
     """
     found = {name: place for name, tensor in tensors.items() if (place := _first_not_finite(tensor)) is not None}
     if found:

@@ -98,9 +98,8 @@ def state_of(model: Any) -> dict[str, torch.Tensor]:
 def conversion_of(model: Any) -> Conversion:
     """Where each tensor of the model's checkpoint lies. The first call for a model does the work.
 
-    Raises:
-        WeightsRefused: `conversion`: transformers' conversion computes new values, or does not hold every parameter once;
-            `wrong_dtype`: a parameter or persistent buffer is not of floating point.
+    Raises WeightsRefused: `conversion`: transformers' conversion computes new values, or does not hold every parameter once; `wrong_dtype`:
+    a parameter or persistent buffer is not of floating point.
     """
     if model not in _KNOWN:
         _KNOWN[model] = _recorded(model)

@@ -20,9 +20,8 @@ def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
 
     `path_or_hub_id`: a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`. Parameters are cast to `dtype`.
 
-    Raises:
-        NotFound: no such folder, or the hub has no such model (or cannot be reached).
-        WeightsRefused: `unreadable_checkpoint`: a weight file is truncated or damaged.
+    Raises NotFound: no such folder, or the hub has no such model (or cannot be reached); WeightsRefused: `unreadable_checkpoint`: a weight
+    file is truncated or damaged.
     """
     if _is_path(path_or_hub_id) and not (Path(path_or_hub_id) / "config.json").is_file():
         raise NotFound(f"{path_or_hub_id} holds no model: expected a folder with config.json and safetensors files")

@@ -54,8 +54,7 @@ class TokenScorer:
     def __init__(self, model: Any) -> None:
         """`model` is of transformers.
 
-        Raises:
-            WeightsRefused: `unknown_head`: the model's logits do not follow from the hidden states of its backbone.
+        Raises WeightsRefused: `unknown_head`: the model's logits do not follow from the hidden states of its backbone.
         """
         self._model = model
         self._plain_forward = model.forward
@@ -85,8 +84,7 @@ class TokenScorer:
             support_NK: up to K ids that each of the N selected tokens was drawn from, row after row, -1 where there are fewer; a
                 row of -1, or None: every id.
 
-        Raises:
-            ExpertsNotReplayed: the model cannot take given experts.
+        Raises ExpertsNotReplayed: the model cannot take given experts.
         """
         arguments = input_ids_BL, attention_mask_BL, mask_BT, temperature_B, support_NK
         return self._called(self._scores, arguments, experts_BLMK)

@@ -163,8 +163,7 @@ def stage_changes(
         names: all tensors of the version that is to come; None: those of the model.
         with_undo: note what is overwritten.
 
-    Raises:
-        WeightsRefused: `missing_tensor`, `unknown_tensor`, `wrong_shape`, `wrong_dtype` or `not_finite`.
+    Raises WeightsRefused: `missing_tensor`, `unknown_tensor`, `wrong_shape`, `wrong_dtype` or `not_finite`.
     """
     tensors, state = conversion_of(model), state_of(model)
     if names is not None and (missing := sorted(tensors.keys() - set(names))):

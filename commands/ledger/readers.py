@@ -70,8 +70,7 @@ def read_log(
         few: so many records are read in one process.
         num_readers: processes, with this one; by default as many as there are cores, up to four.
 
-    Raises:
-        Unavailable, Damaged: the log cannot be read, or a reader ended.
+    Raises Unavailable, Damaged: the log cannot be read, or a reader ended.
     """
     stretches = stretches_of(log, marks)
     progress = _Progress(sum(stretch.num_records for stretch in stretches), say)
@@ -135,8 +134,7 @@ class _Reader:
     def hear(self) -> int | dict[int, LogSide]:
         """The next thing that it says: how many records it read meanwhile, or at last all of them.
 
-        Raises:
-            Unavailable: it ended, or says why it cannot read the log.
+        Raises Unavailable: it ended, or says why it cannot read the log.
         """
         try:
             said = self.source.recv()

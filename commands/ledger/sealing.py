@@ -114,11 +114,7 @@ def plan_seals(
 
 
 def write_seals(connection: Connection, new: NewSeals, now: float) -> None:
-    """Write them.
-
-    Raises:
-        Conflict: somebody sealed or dropped a day meanwhile; nothing was changed.
-    """
+    """Write them. Raises Conflict: somebody sealed or dropped a day meanwhile; nothing was changed."""
     take_turn(connection)
     if (read_marks(connection), read_seals(connection)) != (new.marks_before, new.seals_before):
         raise Conflict("seals changed while this audit ran, so it wrote none: run it again")

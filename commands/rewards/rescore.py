@@ -61,8 +61,7 @@ def run_rescore(
 def parse_since(text: str, now: float) -> float:
     """UTC epoch seconds of an age (90s, 30m, 2h, 7d) or of an ISO time, in UTC unless it has a zone.
 
-    Raises:
-        InvalidSettings: the text is neither, or the time lies in the future.
+    Raises InvalidSettings: the text is neither, or the time lies in the future.
     """
     if age := _AGE.fullmatch(text.strip()):
         return now - float(age.group(1)) * _UNITS[age.group(2)]

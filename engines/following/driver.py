@@ -89,9 +89,7 @@ class EngineDriver(Protocol):
     def stage(self, target: VersionFile, base_root: str | None) -> None:
         """Prepare a version while the server goes on. `base_root`: of the weights that it must replace; None: any.
 
-        Raises:
-            WeightsRefused: a worker refused it.
-            Unavailable: the server is away.
+        Raises WeightsRefused: a worker refused it; Unavailable: the server is away.
         """
 
     def push(self, target: VersionFile, base: VersionFile | None) -> float:
@@ -100,9 +98,8 @@ class EngineDriver(Protocol):
         Returns:
             The seconds in which no token could be made.
 
-        Raises:
-            WeightsRefused: `wrong_base`; nothing was changed.
-            Unavailable: the server is away or failed. With the fact `mixed` it stays paused: stage and push without a base.
+        Raises WeightsRefused: `wrong_base`; nothing was changed; Unavailable: the server is away or failed. With the fact `mixed` it stays
+        paused: stage and push without a base.
         """
 
     def compare(self, target: VersionFile) -> WeightDifference:
@@ -155,8 +152,7 @@ class Server:
     ) -> dict[str, object]:
         """The answer's JSON object; empty if the answer is not one.
 
-        Raises:
-            Unavailable: no answer (fact `status` is None) or an error (`status` is the HTTP status), with its text.
+        Raises Unavailable: no answer (fact `status` is None) or an error (`status` is the HTTP status), with its text.
         """
         try:
             answer = self._client.request(method, path, json=body, params=params)

@@ -54,9 +54,8 @@ class HostCopy:
     def file_of(self, version: int, root: str | None, run: str | None, folder: Path) -> VersionFile:
         """The file of a version, linked into `folder`, where only it and the one before are kept.
 
-        Raises:
-            WeightsRefused: `wrong_root`: the store has other weights than were assigned; or as `Replica.bring`.
-            NotFound, Unavailable: as `Replica.bring`.
+        Raises WeightsRefused: `wrong_root`: the store has other weights than were assigned; or as `Replica.bring`; NotFound, Unavailable:
+        as `Replica.bring`.
         """
         with self._lock:
             slot = self._replica.bring(version, run or self._run)
@@ -125,9 +124,7 @@ class Host(NamedTuple):
 def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event) -> None:
     """Follow until `stop` is set; then end the servers.
 
-    Raises:
-        NameTaken: another replica has the name of one of these.
-        Unavailable: a thread died.
+    Raises NameTaken: another replica has the name of one of these; Unavailable: a thread died.
     """
     awake = [threading.Event() for _ in followers]
     bell = host.settings.replica_links().bell

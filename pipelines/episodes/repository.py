@@ -87,8 +87,7 @@ def reject_orphans(connection: Connection, received_before: float, limit: int) -
 def save(connection: Connection, samples: Samples) -> None:
     """Write what is new and what changed. What was told about a sample before its record was read counts from now on.
 
-    Raises:
-        StaleWrite: another worker added one of the new rows first.
+    Raises StaleWrite: another worker added one of the new rows first.
     """
     states, signal_rows = samples.states, samples.signals
     add_to_count(connection, generation_count, "duplicate", samples.num_duplicates)

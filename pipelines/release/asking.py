@@ -99,11 +99,9 @@ class SentinelClient:
 
         `draws`: by task, the draw of seeds that its sentinels are sampled with.
 
-        Raises:
-            BadVersion: the engine refuses the bytes of the version.
-            InvalidSettings: the endpoint refuses a sentinel because of its content; asking again cannot help.
-            VersionNotResident: the engine did not load the version within the patience; `NoLongerAssigned` if it never will.
-            Unavailable: no answers within the patience, or `stop` was set.
+        Raises BadVersion: the engine refuses the bytes of the version; InvalidSettings: the endpoint refuses a sentinel because of its
+        content; asking again cannot help; VersionNotResident: the engine did not load the version within the patience; `NoLongerAssigned`
+        if it never will; Unavailable: no answers within the patience, or `stop` was set.
         """
         deadline = time.monotonic() + self.patience_seconds
         if not sentinels.items:

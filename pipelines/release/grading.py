@@ -20,8 +20,7 @@ def grade_blind(
 
     Equal answers to one question are graded once, so that a grader with random results cannot make equal versions differ.
 
-    Raises:
-        Unavailable: the graders gave another number of scores.
+    Raises Unavailable: the graders gave another number of scores.
     """
     given = {name: (name[1], answer.text, answer.finish_reason) for name, answer in said.items()}
     batch = sorted(set(given.values()))
@@ -41,8 +40,7 @@ def grade_together(
 ) -> dict[int, tuple[float, ...]]:
     """By version: the values of its answers to the sentinels of one task, in order. `answers`: by version, then by place.
 
-    Raises:
-        Unavailable: a grader could not grade an answer. Then there is no verdict on any version.
+    Raises Unavailable: a grader could not grade an answer. Then there is no verdict on any version.
     """
     places = sentinels.places_of(task)
     said = {(version, place): given[place] for version, given in answers.items() for place in places}

@@ -126,9 +126,8 @@ def store(
 
     After `most_refusals` in a row the trainer goes back to the live version. An accepted version gets `accepted_arm`.
 
-    Raises:
-        Held: an operator froze the arms or pinned a version meanwhile; nothing is stored.
-        StaleWrite: an arm was moved or a compared version was revoked meanwhile; nothing is stored.
+    Raises Held: an operator froze the arms or pinned a version meanwhile; nothing is stored; StaleWrite: an arm was moved or a compared
+    version was revoked meanwhile; nothing is stored.
     """
     version, revoked = judged.version, revocations.read(connection, policy)
     compared = {item["version"] for task in judged.details["tasks"].values() for item in task["comparisons"]}

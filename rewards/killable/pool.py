@@ -152,11 +152,7 @@ class Pool:
         """Kill the workers. This also happens when the pool is no longer used, and at exit."""
 
     def check(self) -> None:
-        """Start a worker if there is none yet, to test the setup.
-
-        Raises:
-            NotStarted: the setup fails; the message says why.
-        """
+        """Start a worker if there is none yet, to test the setup. Raises NotStarted: the setup fails; the message says why."""
         outcome = self._submitted(_PROBE, 0.0).result()
         if outcome.how != "answered":
             raise NotStarted(outcome.reason)

@@ -66,11 +66,7 @@ class WorkerProcess:
     """A worker in its own process group. One thread at a time may use it."""
 
     def __init__(self, setup: Setup) -> None:
-        """Start it and wait until it is ready.
-
-        Raises:
-            NotStarted: its setup raised, died or took too long.
-        """
+        """Start it and wait until it is ready. Raises NotStarted: its setup raised, died or took too long."""
         self._setup = setup
         self._process = subprocess.Popen(  # noqa: S603 our own interpreter and module
             [sys.executable, "-c", _BOOTSTRAP, json.dumps([path or os.getcwd() for path in sys.path])],  # noqa: PTH109

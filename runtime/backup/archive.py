@@ -111,9 +111,7 @@ class _Hashing(io.RawIOBase):
 def writing(path: Path) -> Iterator[BackupWriter]:
     """A writer whose file gets its name once the block ends without an error.
 
-    Raises:
-        Conflict: the file exists.
-        Unavailable: the disk is full, or the folder does not exist.
+    Raises Conflict: the file exists; Unavailable: the disk is full, or the folder does not exist.
     """
     taken = Conflict(f"{path} exists: a backup overwrites nothing; name another file", path=str(path))
     if path.exists():
@@ -144,9 +142,7 @@ def writing(path: Path) -> Iterator[BackupWriter]:
 def read_header(path: Path, schema: str, release: str) -> BackupHeader:
     """The header of a backup.
 
-    Raises:
-        InvalidSettings: the file is missing or no backup, or this release cannot restore it.
-        Damaged: its beginning cannot be read.
+    Raises InvalidSettings: the file is missing or no backup, or this release cannot restore it; Damaged: its beginning cannot be read.
     """
     with _opened(path) as archive:
         first = archive.next()
@@ -172,8 +168,7 @@ def read_header(path: Path, schema: str, release: str) -> BackupHeader:
 def unpack(path: Path, folder: Path) -> None:
     """Write everything of a backup below a folder, and compare each hash.
 
-    Raises:
-        Damaged: something is missing, too much, or not as it was written. The folder may hold a part.
+    Raises Damaged: something is missing, too much, or not as it was written. The folder may hold a part.
     """
     found: dict[str, _Entry] = {}
     listed: bytes | None = None

@@ -54,9 +54,7 @@ class HomeCut(NamedTuple):
 def home_cut(home: Path, meanwhile: Callable[[], object]) -> Iterator[HomeCut]:
     """Take the moment. It can be read until the block ends. `meanwhile`: called while nobody writes.
 
-    Raises:
-        Conflict: another backup of this home is being taken.
-        Unavailable: a database is locked for too long, or a disk is full.
+    Raises Conflict: another backup of this home is being taken; Unavailable: a database is locked for too long, or a disk is full.
     """
     with ExitStack() as stack:
         staging = stack.enter_context(_staging(home))

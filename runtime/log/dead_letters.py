@@ -69,8 +69,7 @@ def bury_all(connection: Connection, group: str, culprits: Sequence[Culprit], no
 
     `connection`: the transaction that moves the position past them; `culprits`: ordered by offset.
 
-    Raises:
-        TooManyDeadLetters: a limit was passed; roll back, so that no record is skipped.
+    Raises TooManyDeadLetters: a limit was passed; roll back, so that no record is skipped.
     """
     for culprit in culprits:
         _keep(connection, group, culprit, now)

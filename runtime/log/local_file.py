@@ -38,8 +38,7 @@ def open_topic(path: Path, num_partitions: int) -> sqlite3.Connection:
 
     Each thread uses its own connection; another thread may close it.
 
-    Raises:
-        InvalidSettings: the file has another number of partitions.
+    Raises InvalidSettings: the file has another number of partitions.
     """
     connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
     try:

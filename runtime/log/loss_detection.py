@@ -96,12 +96,7 @@ def _missing(
 
 
 def losses(database: Database, event_log: EventLog) -> list[LostRange]:
-    """What is missing now.
-
-    Raises:
-        Unavailable: log or database do not answer.
-        Damaged: one of their files cannot be read.
-    """
+    """What is missing now. Raises Unavailable: log or database do not answer; Damaged: one of their files cannot be read."""
     with database.snapshot() as connection:
         known, positions = read_known(connection), read_positions(connection)
     return find_lost(known, positions, event_log.describe())
@@ -110,11 +105,8 @@ def losses(database: Database, event_log: EventLog) -> list[LostRange]:
 def require_same_log(database: Database, event_log: EventLog, home: object) -> None:
     """Refuse a log that does not belong to this database, or that lost records; otherwise note its extent.
 
-    Raises:
-        LogLost: a topic is missing, is another one, or is shorter than it was.
-        PositionLost: records were deleted that a worker had not read.
-        InvalidSettings: the records were written under another number of partitions.
-        Unavailable, Damaged: see `losses`.
+    Raises LogLost: a topic is missing, is another one, or is shorter than it was; PositionLost: records were deleted that a worker had not
+    read; InvalidSettings: the records were written under another number of partitions; Unavailable, Damaged: see `losses`.
     """
     _require_same_partitions(database, event_log.num_partitions)
     if lost := losses(database, event_log):

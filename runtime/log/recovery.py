@@ -28,8 +28,7 @@ def recover_signals(connection: Connection, log: EventLog, now: float) -> int:
 
     `log`: not one that was lost, see `loss_detection.losses`; `now`: for retractions, whose time is not in the log.
 
-    Raises:
-        Unavailable, Damaged: the log cannot be read.
+    Raises Unavailable, Damaged: the log cannot be read.
     """
     num_new = 0
     for record in _unread(connection, log):

@@ -108,8 +108,7 @@ def get(connection: Connection, process: str, place: RecordPlace) -> DeadLetter:
 def redrive(connection: Connection, letters: Sequence[DeadLetter], now: float) -> None:
     """Send the original bytes again, and mark the dead letters as redriven.
 
-    Raises:
-        Conflict: one was redriven already, or cannot be redriven; nothing was changed.
+    Raises Conflict: one was redriven already, or cannot be redriven; nothing was changed.
     """
     for letter in letters:
         if problem := _no_redrive(letter):
@@ -126,8 +125,7 @@ def redrive(connection: Connection, letters: Sequence[DeadLetter], now: float) -
 def skip(connection: Connection, letters: Sequence[DeadLetter], now: float) -> None:
     """Accept the loss: they stay listed and no longer count towards the limits; samples that wait for them get a final state.
 
-    Raises:
-        Conflict: one is not open; nothing was changed.
+    Raises Conflict: one is not open; nothing was changed.
     """
     for letter in letters:
         if letter.state != OPEN:

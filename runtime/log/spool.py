@@ -95,9 +95,7 @@ class Spool:
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`: in the log or on disk.
 
-        Raises:
-            RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was kept.
-            Unavailable: neither log nor disk takes them now.
+        Raises RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was kept; Unavailable: neither log nor disk takes them now.
         """
         check_sizes(messages)
         if self.away or not self._reach_log(messages):

@@ -75,8 +75,7 @@ class SpoolSlot:
     def take(cls, folder: Path, number: int, max_bytes: int) -> Self | None:
         """Take the slot with this number; None if another process has it.
 
-        Raises:
-            Unavailable: the folder cannot be written, or the file is damaged.
+        Raises Unavailable: the folder cannot be written, or the file is damaged.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -95,11 +94,7 @@ class SpoolSlot:
 
     @classmethod
     def take_first(cls, folder: Path, max_bytes: int) -> Self:
-        """Take the first free slot; damaged ones are logged and left as they are.
-
-        Raises:
-            Unavailable: the folder cannot be written.
-        """
+        """Take the first free slot; damaged ones are logged and left as they are. Raises Unavailable: the folder cannot be written."""
         reason = Unavailable(f"all {_MAX_SLOTS} slots of the spool {folder} are taken: stop a process that uses it")
         for number in range(_MAX_SLOTS):
             is_new = not (folder / f"{number}.db").exists()

@@ -139,8 +139,7 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
 
     Without a password in the URL, MILLRACE_REDIS_PASSWORD is used, or the file that MILLRACE_REDIS_PASSWORD_FILE names.
 
-    Raises:
-        InvalidSettings: the URL is not a Redis URL.
+    Raises InvalidSettings: the URL is not a Redis URL.
     """
     url = with_password(url)
     try:

@@ -84,8 +84,7 @@ class RedisConnection:
 def with_password(url: str) -> str:
     """The URL of Redis with the password of the environment, unless it has one.
 
-    Raises:
-        InvalidSettings: the file with the password cannot be read.
+    Raises InvalidSettings: the file with the password cannot be read.
     """
     parts, password = urlsplit(url), secret_value(REDIS_PASSWORD)
     if password is None or parts.password is not None:
@@ -97,9 +96,7 @@ def with_password(url: str) -> str:
 def redis_refusal(url: str) -> str:
     """What is wrong and what to do; empty if Redis lets this client in, or cannot be reached.
 
-    Raises:
-        InvalidSettings: the file with the password cannot be read.
-        ValueError: the URL is not a Redis URL.
+    Raises InvalidSettings: the file with the password cannot be read; ValueError: the URL is not a Redis URL.
     """
     seconds, retry = _REFUSAL_SECONDS, RetryInThread(NoBackoff(), 0)
     client = redis.Redis.from_url(

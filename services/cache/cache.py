@@ -50,9 +50,7 @@ class RegionCache:
     async def object(self, name: str) -> Path:
         """The file of an object; fetches it first if necessary. The next request continues where a failed one stopped.
 
-        Raises:
-            NotFound, Unavailable, InvalidSettings: see `Download.run`.
-            InvalidRequest: the path leads out of the folder.
+        Raises NotFound, Unavailable, InvalidSettings: see `Download.run`; InvalidRequest: the path leads out of the folder.
         """
         path = (self._folder / name).resolve()
         if not name or not path.is_relative_to(self._folder) or path.is_dir() or path.suffix == UNFINISHED:

@@ -184,9 +184,8 @@ class Download:
     async def run(self) -> None:
         """Fetch what is missing, then move the file to its place.
 
-        Raises:
-            NotFound, Unavailable: the upstream has no such object, or does not answer.
-            InvalidSettings: the upstream does not serve parts, or changed the object.
+        Raises NotFound, Unavailable: the upstream has no such object, or does not answer; InvalidSettings: the upstream does not serve
+        parts, or changed the object.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self._upstream.fetching.connections)]
         try:

@@ -121,10 +121,8 @@ class EngineArm:
     def submit(self, request: GenerateRequest, matcher: LLMatcher | None = None) -> ActiveRequest:
         """Start a request; `matcher`: its grammar, advanced by the tokens so far. Call it on an event loop.
 
-        Raises:
-            InvalidRequest, ContextLengthExceeded: see `check_request`.
-            Overloaded: too many requests or tokens are open.
-            Unavailable: the runner is restarting or stopping.
+        Raises InvalidRequest, ContextLengthExceeded: see `check_request`; Overloaded: too many requests or tokens are open; Unavailable:
+        the runner is restarting or stopping.
         """
         check_request(request, self.limits)
         params, token_ids = request.sampling_params, request.token_ids

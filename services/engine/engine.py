@@ -101,10 +101,8 @@ class Engine:
 
         A swap may follow before the first token or between two tokens; the spans of the answer show it.
 
-        Raises:
-            UnknownModel: it is not this engine's policy.
-            VersionNotResident: no arm holds this version.
-            Unavailable: the live arm is still loading.
+        Raises UnknownModel: it is not this engine's policy; VersionNotResident: no arm holds this version; Unavailable: the live arm is
+        still loading.
         """
         policy, at, version = model.partition("@v")
         if policy != self.policy or (at and not version.isdecimal()):
@@ -137,8 +135,7 @@ class Engine:
         The version is decoded and verified while the arm serves the old one; the pause only writes the weights that differ.
         `root` and `run`: the checksum and the training run that the assignment names.
 
-        Raises:
-            NotFound, WeightsRefused, Unavailable: it cannot be loaded, or the arm is restarting; the arm keeps its version.
+        Raises NotFound, WeightsRefused, Unavailable: it cannot be loaded, or the arm is restarting; the arm keeps its version.
         """
         if arm not in self.slots:
             raise InvalidRequest(f"arm must be one of {', '.join(self.slots)}, not {arm!r}", param="arm")

@@ -85,11 +85,9 @@ class Grammars:
     async def matcher(self, grammar: str, made_ids: Sequence[int] = (), tenant: str = "") -> Any:
         """A matcher of a grammar (see `json_grammar`), advanced by the tokens of the answer so far.
 
-        Raises:
-            InvalidSchema: it cannot be compiled within bounds, no answer can meet it, or the tokens so far do not follow it.
-            Unsupported: the policy has no tokenizer.json or no end token, or its tokenizer cannot be read for grammars.
-            Overloaded: the tenant had too much compiled within a minute, or too many wait.
-            Unavailable: the checking process does not start.
+        Raises InvalidSchema: it cannot be compiled within bounds, no answer can meet it, or the tokens so far do not follow it;
+        Unsupported: the policy has no tokenizer.json or no end token, or its tokenizer cannot be read for grammars; Overloaded: the tenant
+        had too much compiled within a minute, or too many wait; Unavailable: the checking process does not start.
         """
         if self._path is None or not self._end_ids:
             said = "this policy has no tokenizer.json or no end token, so grammars do not work"

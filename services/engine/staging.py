@@ -69,9 +69,8 @@ class Stager:
     ) -> StagedUpdate:
         """Prepare the change of an arm's model to a version. The model is not changed.
 
-        Raises:
-            WeightsRefused: `wrong_run`, it is not of `run`, or of the engine's own run; `wrong_root`, its checksum is not the assigned `root`.
-            NotFound, WeightsRefused, Unavailable: the version cannot be loaded, or has another architecture.
+        Raises WeightsRefused: `wrong_run`, it is not of `run`, or of the engine's own run; `wrong_root`, its checksum is not the assigned
+        `root`; NotFound, WeightsRefused, Unavailable: the version cannot be loaded, or has another architecture.
         """
         for wanted in {run, self._run} - {None}:
             self._check_run(arm, version, str(wanted))

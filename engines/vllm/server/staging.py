@@ -70,8 +70,7 @@ def stage(
         base_root: what it must hold; None: the version may replace anything.
         as_changes: list the elements that differ from the base, for a worker that writes only those.
 
-    Raises:
-        WeightsRefused: `wrong_base`; or as `check_same_tensors`. Others as `read_verified`.
+    Raises WeightsRefused: `wrong_base`; or as `check_same_tensors`. Others as `read_verified`.
     """
     held = base.root if base is not None else None
     if base_root is not None and held != base_root:
@@ -113,9 +112,8 @@ def check_same_tensors(base: Tensors, target: Tensors) -> None:
 def changed_elements(base: Tensors, target: Tensors) -> Iterator[ChangedElements]:
     """The changes from `base` to `target`, tensor by tensor, in the order of names; unchanged tensors are left out.
 
-    Raises:
-        WeightsRefused: as `check_same_tensors`; `unsupported_dtype` for a changed tensor that is not BF16, F16 or F32;
-            `nan` for an element that becomes NaN, because vLLM reads NaN as "unchanged".
+    Raises WeightsRefused: as `check_same_tensors`; `unsupported_dtype` for a changed tensor that is not BF16, F16 or F32; `nan` for an
+    element that becomes NaN, because vLLM reads NaN as "unchanged".
     """
     check_same_tensors(base, target)
     for name in sorted(target):

@@ -64,11 +64,7 @@ def answers(connection: Connection, names: Collection[KeyName]) -> dict[KeyName,
 def save_answers(
     connection: Connection, held: Mapping[KeyName, AnswerRef], meant: Mapping[KeyName, AnswerRef], now: float
 ) -> None:
-    """Store the answers of keys, where they changed.
-
-    Raises:
-        StaleWrite: another worker stored one of the new keys first.
-    """
+    """Store the answers of keys, where they changed. Raises StaleWrite: another worker stored one of the new keys first."""
     changed = {name: answer for name, answer in meant.items() if held.get(name) != answer}
     rows = {name: name._asdict() | answer._asdict() | {"at": now} for name, answer in changed.items()}
     new = [row for name, row in rows.items() if name not in held]

@@ -114,11 +114,7 @@ class Conductor:
         LookLoop("train", "the train does not move", TRAIN_FAILURES, LOOK_SECONDS).run(look, stop)
 
     def look(self, stop: threading.Event) -> None:
-        """Look at everything once, and make at most one move.
-
-        Raises:
-            MillraceError: the database or an engine is away; nothing is lost.
-        """
+        """Look at everything once, and make at most one move. Raises MillraceError: the database or an engine is away; nothing is lost."""
         now = self.clock()
         try:
             with self.database.snapshot() as connection:

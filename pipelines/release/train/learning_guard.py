@@ -70,8 +70,7 @@ class LearningGuard:
     def look(self, seen: TrackView, now: float) -> TrainMove | None:
         """The move that was made; None if the version stays.
 
-        Raises:
-            Held, StaleWrite: somebody else moved or holds the arms; nothing is changed.
+        Raises Held, StaleWrite: somebody else moved or holds the arms; nothing is changed.
         """
         guarded = guarded_of(seen)
         if guarded is None:

@@ -45,8 +45,7 @@ def depart(
 
     `evidence`: what it keeps of earlier trains.
 
-    Raises:
-        Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
+    Raises Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
     """
     live, policy = arms[LIVE], arms[LIVE].policy
     assignments.move_held(connection, policy, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
@@ -68,8 +67,7 @@ def depart(
 def make(connection: Connection, train: Train, move: TrainMove, evidence: Mapping[str, Any], now: float) -> None:
     """Make a move of a running train, of any kind but `stay`. `evidence`: what its row then holds.
 
-    Raises:
-        Held, NotFound, StaleWrite, VersionRevoked: nothing is changed.
+    Raises Held, NotFound, StaleWrite, VersionRevoked: nothing is changed.
     """
     arms, kind, reason = _standing(connection, train), move.kind, move.reason
     values: dict[str, Any] = {"reason": reason, "evidence": dict(evidence)}

@@ -70,8 +70,7 @@ def make_test_event(policy: str) -> WebhookEvent:
 def read_secret(home: Path) -> bytes:
     """The secret of this home; made if it does not exist.
 
-    Raises:
-        InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
+    Raises InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
     """
     if given := os.environ.get(VARIABLE, "").strip():
         return _decoded(given, VARIABLE)

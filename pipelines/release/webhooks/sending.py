@@ -100,9 +100,7 @@ class NotPublic(Exception):
 def addresses_of(host: str, port: int, *, may_be_private: bool) -> list[str]:
     """The addresses of a host, in the order to try them.
 
-    Raises:
-        NotPublic: one of them is loopback, link-local, private, or for another special purpose.
-        OSError: the name has no address.
+    Raises NotPublic: one of them is loopback, link-local, private, or for another special purpose; OSError: the name has no address.
     """
     found = list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
     if not may_be_private:

@@ -69,8 +69,7 @@ class WebhookTeller:
     def look(self, stop: threading.Event) -> int:
         """Queue what is new, and send what is due; returns how many messages were sent.
 
-        Raises:
-            MillraceError: the database is away; nothing is lost.
+        Raises MillraceError: the database is away; nothing is lost.
         """
         if not self._queue():
             return 0
@@ -145,8 +144,7 @@ def tellers(
 ) -> Iterator[Callable[[threading.Event], None]]:
     """A function for each URL, which tells it until an event is set. Without URLs no secret is made.
 
-    Raises:
-        InvalidSettings: there is no usable secret.
+    Raises InvalidSettings: there is no usable secret.
     """
     secret = read_secret(settings.home) if webhooks.urls else b""
     for url in webhooks.urls:

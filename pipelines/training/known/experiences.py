@@ -51,8 +51,7 @@ def single_version(experience: Experience) -> int | None:
 def version_lag(experience: Experience, tree: VersionTree) -> int:
     """How many versions lie between the current weights and the farthest of those that made its tokens.
 
-    Raises:
-        KeyError: one of them was never cut.
+    Raises KeyError: one of them was never cut.
     """
     return max(tree.distance(span.version) for segment in experience.segments for span in segment.spans)
 

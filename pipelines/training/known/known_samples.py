@@ -105,9 +105,7 @@ class SampleFile:
     def commit(self, changes: Mapping[bytes, bytes | None], *, mark: int, epoch: int, cut: int | None = None) -> int:
         """Replace what follows `mark` by these changes, durably; returns the new mark.
 
-        Raises:
-            StaleWrite: a trainer with a higher epoch has written.
-            Unavailable: the disk is full, or another process holds the file.
+        Raises StaleWrite: a trainer with a higher epoch has written; Unavailable: the disk is full, or another process holds the file.
         """
         with self._writing() as connection:
             owner = connection.execute("SELECT max(epoch) FROM owner").fetchone()[0]

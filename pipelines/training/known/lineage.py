@@ -137,8 +137,7 @@ class VersionTree:
         Differences of ordinals would be wrong. After a rollback new ordinals jump ahead of the version that still serves users,
         and its fresh samples must not look old. A version of an abandoned branch must not look new because its number is high.
 
-        Raises:
-            KeyError: the version was never cut.
+        Raises KeyError: the version was never cut.
         """
         steps, at = 0, version
         while (depth := self._ancestors.depth(at)) is None:

@@ -43,8 +43,7 @@ class Precision(NamedTuple):
 def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
     """As the settings say; by default bfloat16 on a GPU that computes with it, float32 elsewhere.
 
-    Raises:
-        InvalidSettings: the device has no bfloat16.
+    Raises InvalidSettings: the device has no bfloat16.
     """
     can_reduce = device.type != "cuda" or torch.cuda.is_bf16_supported()
     if settings.precision == "bfloat16" and not can_reduce:
@@ -81,11 +80,7 @@ def generator_states(device: torch.device) -> dict[str, str]:
 
 
 def set_generators(states: Mapping[str, str], device: torch.device) -> None:
-    """Return the generators to what `generator_states` gave.
-
-    Raises:
-        KeyError: the CPU's is missing; none has changed.
-    """
+    """Return the generators to what `generator_states` gave. Raises KeyError: the CPU's is missing; none has changed."""
     found = {
         name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) for name, text in states.items()
     }

@@ -106,8 +106,7 @@ class Learner:
             dry_run: compute everything, including the guard's decision, and change nothing.
             is_decided: it was taken before, with these very rows: none leaves it, and the guard does not skip it.
 
-        Raises:
-            StepsBroken: the optimizer failed half-way.
+        Raises StepsBroken: the optimizer failed half-way.
         """
         started, batch = time.monotonic(), Batch(experiences, corrections)
         by_key = {item.key: weight for item, weight in zip(experiences, weights, strict=True)}
@@ -256,8 +255,7 @@ class Learner:
 
         Its tensors are the trainee's own: a step changes them.
 
-        Raises:
-            StepsBroken: an optimizer step failed half-way.
+        Raises StepsBroken: an optimizer step failed half-way.
         """
         self._refuse_torn()
         state.tracker = self.tracker.to_json()
@@ -268,11 +266,7 @@ class Learner:
         return Checkpoint(state, weights, moments, version)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Return to what `capture` saved.
-
-        Raises:
-            WeightsRefused: see `Trainee.check`; nothing has changed.
-        """
+        """Return to what `capture` saved. Raises WeightsRefused: see `Trainee.check`; nothing has changed."""
         self.trainee.check(checkpoint)
         state = checkpoint.state
         tracker = in_range(tracker_from_json(state.tracker), self.settings)

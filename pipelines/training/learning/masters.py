@@ -99,9 +99,8 @@ class TrainedParameters:
     def check(self, checkpoint: Checkpoint) -> None:
         """Check that a checkpoint is one of these parameters. Changes nothing.
 
-        Raises:
-            WeightsRefused: it has another base policy (`other_model`), or tensors are missing (`missing_tensor`), unknown
-                (`unknown_tensor`) or of other shapes (`wrong_shape`).
+        Raises WeightsRefused: it has another base policy (`other_model`), or tensors are missing (`missing_tensor`), unknown
+        (`unknown_tensor`) or of other shapes (`wrong_shape`).
         """
         held, weights, moments = checkpoint.state.model, checkpoint.weights, checkpoint.optimizer
         names = self.parameters.keys()

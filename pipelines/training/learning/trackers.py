@@ -196,8 +196,7 @@ def _thinned(entries: list[Entry]) -> list[Entry]:
 def tracker_from_json(state: dict[str, Any]) -> Tracker:
     """Invert `to_json` of either tracker. Older checkpoints knew no versions: what they know counts from the base on.
 
-    Raises:
-        msgspec.ValidationError: it is no tracker.
+    Raises msgspec.ValidationError: it is no tracker.
     """
     state = dict(state)
     if (counts := state.pop("counts", None)) is not None:

@@ -109,8 +109,7 @@ class Trainee(Protocol):
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """How to continue from a version of which only the bits are left, as if no step had been taken: the moments are lost.
 
-        Raises:
-            WeightsRefused: what is trained cannot be had from these bits, as an adapter from a model that it was merged into.
+        Raises WeightsRefused: what is trained cannot be had from these bits, as an adapter from a model that it was merged into.
         """
 
     def machine(self) -> dict[str, str]:

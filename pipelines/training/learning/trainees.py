@@ -25,8 +25,7 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
         device: such as `cpu` or `cuda:1`.
         bits: of version 0, which define the base policy even if its files have more precision; None: its files rounded, the same.
 
-    Raises:
-        NotFound, WeightsRefused, InvalidSettings: see `load_model`, `copy_tensors` and the trainee.
+    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `copy_tensors` and the trainee.
     """
     model = load_model(base, device=device, dtype=torch.float32)
     copy_tensors(model, tensors_of(model) if bits is None else bits)

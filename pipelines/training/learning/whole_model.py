@@ -193,11 +193,7 @@ class WholeModel(TrainedParameters):
 
 
 def routing_for(model: Any, settings: TrainingSettings) -> Routing:
-    """The model's experts, found by a trial.
-
-    Raises:
-        InvalidSettings: the settings require replay, and this model cannot.
-    """
+    """The model's experts, found by a trial. Raises InvalidSettings: the settings require replay, and this model cannot."""
     routing = routing_of(model)
     if routing.problem and settings.replay_experts == "required":
         raise InvalidSettings(f'[training] replay_experts: "required" is not possible: {routing.problem}')

@@ -158,11 +158,7 @@ class Publisher:
         return self.store.load(self._policy, version)
 
     def lineage(self, version: int) -> list[int]:
-        """A version, its parent and so on down to the base.
-
-        Raises:
-            NotFound: the store has no such version.
-        """
+        """A version, its parent and so on down to the base. Raises NotFound: the store has no such version."""
         found = [version]
         while (parent := self.store.manifest(self._policy, found[-1]).parent) is not None:
             found.append(parent)

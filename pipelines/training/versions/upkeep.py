@@ -61,11 +61,7 @@ class StoreUpkeep:
     """Reads their rows."""
 
     def after(self, newest: Manifest, target: Tensors, now: float) -> bool:
-        """Make folds to the newest version; at anchors, prune. True if a fold was made.
-
-        Raises:
-            LeaseLost: another trainer took over.
-        """
+        """Make folds to the newest version; at anchors, prune. True if a fold was made. Raises LeaseLost: another trainer took over."""
         store, policy, num_folds = self.store, self.lease.policy, 0
         try:
             versions = set(store.versions(policy))
@@ -156,9 +152,8 @@ class Pruning:
     def advance(self, replicas: Collection[int], now: float) -> None:
         """Advance every unneeded version by one step. `replicas`: versions that replicas hold; `now`: UTC epoch seconds.
 
-        Raises:
-            LeaseLost: another trainer took over.
-            NotFound, WeightsRefused, Unavailable, InvalidSettings: the store cannot list its contents; nothing was removed.
+        Raises LeaseLost: another trainer took over; NotFound, WeightsRefused, Unavailable, InvalidSettings: the store cannot list its
+        contents; nothing was removed.
         """
         plan = self._plan(replicas, (), now)
         gone = {

@@ -49,11 +49,7 @@ class Access:
         return not self.uses_tls and self.mechanism is None
 
     def configs(self) -> dict[str, Any]:
-        """Arguments of the client's classes.
-
-        Raises:
-            InvalidSettings: a file cannot be read, or a secret is missing; names the setting.
-        """
+        """Arguments of the client's classes. Raises InvalidSettings: a file cannot be read, or a secret is missing; names the setting."""
         found: dict[str, Any] = {"security_protocol": self._protocol()}
         if self.uses_tls:
             self.context()  # reads the files once, to name one that cannot be used

@@ -38,9 +38,8 @@ class KafkaLogConsumer:
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
         """See `Consumer.poll`.
 
-        Raises:
-            PositionLost: the log no longer has the next record; nothing was skipped.
-            Unavailable: the broker refuses. While a broker is silent, there are no records and the client keeps trying.
+        Raises PositionLost: the log no longer has the next record; nothing was skipped; Unavailable: the broker refuses. While a broker is
+        silent, there are no records and the client keeps trying.
         """
         deadline = time.monotonic() + timeout
         while True:

@@ -83,9 +83,8 @@ class KafkaLog:
     def create_topics(self) -> None:
         """See `EventLog.create_topics`. New topics get the retention of `contracts/topics.py`.
 
-        Raises:
-            InvalidSettings: see `check_topics`; nothing was made.
-            Unavailable: no broker answers, or there are fewer than `kafka_replication`.
+        Raises InvalidSettings: see `check_topics`; nothing was made; Unavailable: no broker answers, or there are fewer than
+        `kafka_replication`.
         """
         with self._admin("prepared") as admin:
             require_as_set(admin, self._names, self._wanted)
@@ -110,8 +109,7 @@ class KafkaLog:
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`. After `Unavailable`, some of the messages may still be in the log.
 
-        Raises:
-            RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was sent.
+        Raises RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was sent.
         """
         self._appender.append(messages)
 
@@ -210,8 +208,7 @@ class KafkaLog:
 def require_as_set(admin: KafkaAdminClient, names: Sequence[str], wanted: Wanted) -> None:
     """Check the topics that exist; one that is missing is for its caller.
 
-    Raises:
-        InvalidSettings: names the first topic that differs, the setting, and what to do.
+    Raises InvalidSettings: names the first topic that differs, the setting, and what to do.
     """
     described = [topic for topic in admin.describe_topics(list(names)) if not topic["error_code"]]
     if not described:

@@ -29,9 +29,8 @@ _ALERT, _TLS_MAJOR = 21, 3
 def require_sign_in(servers: list[tuple[str, int]], access: Access, seconds: float) -> None:
     """Return when a broker lets this client in, or none can be reached; each is waited for so many `seconds` per answer.
 
-    Raises:
-        LogRefused: the brokers that answer refuse; names what the first of them refuses, and what to do.
-        InvalidSettings: a file of the settings cannot be used.
+    Raises LogRefused: the brokers that answer refuse; names what the first of them refuses, and what to do; InvalidSettings: a file of the
+    settings cannot be used.
     """
     configs = access.configs()
     refused: LogRefused | None = None

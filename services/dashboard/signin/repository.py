@@ -73,9 +73,8 @@ class Sessions:
     def enter(self, token: str) -> str:
         """Use up a token of `make_link`. Returns a fresh session id that may only look.
 
-        Raises:
-            Unauthorized: the token was used, has expired, or is not of this home.
-            Unavailable: the database cannot be written; the token still works.
+        Raises Unauthorized: the token was used, has expired, or is not of this home; Unavailable: the database cannot be written; the token
+        still works.
         """
         is_young = _COLUMNS.started_at >= self._clock() - LONGEST_SECONDS
         here = (_COLUMNS.id_hash == _digest(token), _COLUMNS.role == LINK, is_young)

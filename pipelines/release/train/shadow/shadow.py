@@ -88,9 +88,8 @@ class PairedShadow:
     def __call__(self, train: Train, stop: threading.Event) -> ShadowResult:
         """Go on with the shadow of a train, by its settings.
 
-        Raises:
-            VersionNotResident: no engine loaded one of the versions within the patience.
-            Unavailable: too few answers came in time, or `stop` was set. It may be called again.
+        Raises VersionNotResident: no engine loaded one of the versions within the patience; Unavailable: too few answers came in time, or
+        `stop` was set. It may be called again.
         """
         until = self.monotonic() + _LOOK_SECONDS
         pairs = self._begin(train)
