@@ -98,17 +98,17 @@ class SignalRule(TaskSection):
 
     def is_worth_something(self, value: Scalar) -> bool:
         """Whether a value has a reward."""
-        return self.takes(value) and (self.is_graded_edit or self.reward_of(value) is not None)
+        return self.takes(value) and (self.depends_on_answer or self.reward_of(value) is not None)
 
     @property
-    def is_graded_edit(self) -> bool:
+    def depends_on_answer(self) -> bool:
         """True if the reward depends on how much of the answer the user kept."""
         return self.means == "edit" and self.reward is None
 
     @property
     def worths(self) -> tuple[float, ...]:
         """The possible rewards, or the ends of their range."""
-        if self.is_graded_edit:
+        if self.depends_on_answer:
             return (-self.threshold, 1.0 - self.threshold)
         if self.type == "number":
             return self.ends

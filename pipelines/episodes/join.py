@@ -115,7 +115,7 @@ def crowded_out(said: Signal, held: Sequence[Signal]) -> Signal | None:
 
 
 def _overrules(said: Signal, before: Signal) -> bool:
-    return _order(said) > _order(before) and _meaning(said) != _meaning(before)
+    return _order(said) > _order(before) and _opinion(said) != _opinion(before)
 
 
 def superseded(signals: Sequence[Signal]) -> set[str]:
@@ -126,7 +126,7 @@ def superseded(signals: Sequence[Signal]) -> set[str]:
     if len(signals) == 1:
         return set()
     last = {_place(signal): signal for signal in sorted(signals, key=_order)}
-    return {signal.id for signal in signals if _meaning(signal) != _meaning(last[_place(signal)])}
+    return {signal.id for signal in signals if _opinion(signal) != _opinion(last[_place(signal)])}
 
 
 def _order(signal: Signal) -> tuple[float, str]:
@@ -137,7 +137,7 @@ def _place(signal: Signal) -> tuple[str, str]:
     return signal.submitter.id, signal.name
 
 
-def _meaning(signal: Signal) -> tuple[Scalar, str | None]:
+def _opinion(signal: Signal) -> tuple[Scalar, str | None]:
     return signal.value, signal.correction
 
 

@@ -45,7 +45,7 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
             scores.append(Score(name=name, grader=grader, value=None, weight=0.0, status="unlabelled", reason=reason))
             continue
         value, reason = rule.reward_of(signal.value), ""
-        if rule.is_graded_edit:
+        if rule.depends_on_answer:
             kept = kept_share(about.text, signal.correction if signal.correction is not None else str(signal.value))
             value, reason = kept - rule.threshold, f"{kept:.0%} kept"
         weight = 0.0 if is_decided else 1.0

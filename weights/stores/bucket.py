@@ -1,4 +1,4 @@
-"""Objects in a bucket, each request bounded. It must keep `If-None-Match: *` and `If-Match` on a write: `WeightStore.check` tells."""
+"""Objects in a bucket, each request bounded. It must keep `If-None-Match: *` and `If-Match` on a write; `WeightStore.check` tries the first."""
 
 from __future__ import annotations
 

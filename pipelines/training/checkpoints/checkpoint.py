@@ -63,7 +63,7 @@ log = structlog.get_logger()
 
 @dataclass
 class PendingCheckpoint:
-    """A checkpoint on its way to the disk. Steps may go on: nothing of what it took changes, if they call `snapshot.keep` before."""
+    """A checkpoint on its way to the disk. Steps may go on: what it took stays as it is, if they call `snapshot.keep` before."""
 
     name: str
     """Its folder exists: the journal of those steps begins there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 import numpy as np
@@ -165,3 +166,8 @@ def test_each_temperature_pulls_as_if_it_were_one() -> None:
     assert denominators(batch).tolist() == pytest.approx([32.0, 8.0])
     two = msgspec.structs.replace(batch[0], segments=(batch[0].segments[0], batch[1].segments[0]))
     assert denominators([two]).tolist() == pytest.approx([8 / 0.625])
+
+
+def test_the_setting_names_every_loss() -> None:
+    described = TrainingSettings.model_fields["loss"].description or ""
+    assert set(re.findall(r"`(\w+)`", described)) == set(OBJECTIVES)
