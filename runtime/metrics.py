@@ -225,15 +225,3 @@ TRAINER_MISSING_SECONDS = Gauge(
 )
 DEAD_LETTERS_OPEN = Gauge("millrace_dead_letters_open", "Dead letters that nobody has dealt with.", ["group"])
 LAG_RECORDS = Gauge("millrace_lag_records", "Records appended but not handled yet.", ["group", "topic", "partition"])
-
-
-class WeightStoreMetrics:
-    """Counts what a process meets in its weight store."""
-
-    def count_junk(self, code: str) -> None:
-        """Count an object that could not be used; `code` names the reason."""
-        WEIGHT_JUNK.labels(code).inc()
-
-    def note_snapshot(self, expires_at: float) -> None:
-        """Note until when the current list of versions is valid, UTC epoch seconds."""
-        WEIGHT_SNAPSHOT_EXPIRES.set(expires_at)

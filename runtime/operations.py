@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from contracts.errors import MillraceError
 from runtime.listening import inherited_socket
-from runtime.metrics import CLOCK, LAST_STEP, LAST_STEP_NAME, TROUBLE
+from runtime.metrics import CLOCK, LAST_STEP, LAST_STEP_NAME, TROUBLE, WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
 
 OPERATIONS_FD = "MILLRACE_OPERATIONS_FD"
 OPERATIONS_ADDRESS = "MILLRACE_OPERATIONS"
@@ -167,3 +167,15 @@ def _listening_socket() -> socket.socket | None:
         return inherited
     host, _, port = address.rpartition(":")
     return socket.create_server((host, int(port)))
+
+
+class WeightStoreMetrics:
+    """Counts what a process meets in its weight store."""
+
+    def count_junk(self, code: str) -> None:
+        """Count an object that could not be used; `code` names the reason."""
+        WEIGHT_JUNK.labels(code).inc()
+
+    def note_snapshot(self, expires_at: float) -> None:
+        """Note until when the current list of versions is valid, UTC epoch seconds."""
+        WEIGHT_SNAPSHOT_EXPIRES.set(expires_at)

@@ -27,8 +27,7 @@ from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
 from runtime.engine_rows import EngineRows
-from runtime.metrics import WeightStoreMetrics
-from runtime.operations import step_done
+from runtime.operations import WeightStoreMetrics, step_done
 from runtime.settings import Settings
 from weights.replica.replica import Replica
 from weights.replica.slots import Slots

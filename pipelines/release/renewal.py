@@ -12,7 +12,7 @@ import structlog
 
 from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from runtime.database import Database
-from runtime.metrics import WeightStoreMetrics
+from runtime.operations import WeightStoreMetrics
 from runtime.settings import Settings
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.issuer import Issuer

@@ -28,7 +28,7 @@ from pipelines.training.surroundings import Surroundings, retried
 from pipelines.training.versions.publisher import Publisher
 from pipelines.training.versions.publishing import Publishing
 from pipelines.training.worker import Trainer
-from runtime.metrics import WeightStoreMetrics
+from runtime.operations import WeightStoreMetrics
 from runtime.settings import load_section
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of

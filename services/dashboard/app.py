@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
 from contracts.errors import NotFound
-from runtime.metrics import WeightStoreMetrics
+from runtime.operations import WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.dashboard.generations.detail import TokenTexts

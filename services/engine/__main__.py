@@ -20,8 +20,7 @@ from runtime.engine_key import engine_key
 from runtime.engine_rows import EngineRows
 from runtime.listening import listening_socket, replica_number
 from runtime.logs import set_up_logs
-from runtime.metrics import WeightStoreMetrics
-from runtime.operations import LONGEST_WORK_SECONDS, Operations
+from runtime.operations import LONGEST_WORK_SECONDS, Operations, WeightStoreMetrics
 from runtime.settings import Settings, load_section, load_settings
 from services.engine.announcing import EngineAnnouncer, address_of, describe, problems_of
 from services.engine.app import make_app

@@ -17,7 +17,8 @@ from contracts.version_history import BASE, stored_parents
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
-from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS, WeightStoreMetrics
+from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
+from runtime.operations import WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.http import KeyRing, make_service
