@@ -48,7 +48,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "score": Entry("commands.rewards.score:score", "Grade answers from standard input with a verifier or task.", _REWARDS),
     "rescore": Entry("commands.rewards.rescore:run_rescore", "Show what other graders would change.", _REWARDS),
     "estimate": Entry("commands.rewards.estimate:run_estimate", "Estimate the mean reward of each version.", _REWARDS),
-    "bursts": Entry("commands.rewards.estimate:run_bursts", "List votes that came too fast and count for nothing.", _REWARDS),
+    "bursts": Entry("commands.rewards.bursts:run_bursts", "List votes that came too fast and count for nothing.", _REWARDS),
     "judge": Entry("commands.rewards.judge:app", "Measure a judge against labels.", _REWARDS),
     "gate": Entry("commands.gate:gate", "Compare the answers of two versions as the gate does.", _REWARDS),
     **{

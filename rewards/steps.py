@@ -79,10 +79,8 @@ def sample_of(
     # Only tasks that give silence a value from what others said need these two.
     grade = said = None
     if task.silence == "expected" and not episode.off_line:
-        grade, said = (
-            rubric.grade_of(task, components.graders),
-            rubric.users_value(task, components.graders, components.signals),
-        )
+        grade = rubric.grade_of(task, components.graders)
+        said = rubric.users_value(task, components.graders, components.signals)
     return ScoredSample(
         task=task.name,
         tenant=turn.tenant,

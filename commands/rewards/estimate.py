@@ -1,6 +1,6 @@
-"""`millrace estimate` and `millrace bursts`: the mean reward of each version, and votes that weigh nothing because too many came at once.
+"""`millrace estimate`: the mean reward of each version, over answers with signals and over all.
 
-In: what the reward worker stored. Out: tables, or one JSON object.
+In: what the reward worker stored. Out: a table, or one JSON object.
 
 Rewards are those of the first revisions, in the task's range, by gates, graders and users together. For answers without a
 reward the judge of [audit] stands in, if it measures the same as the reward. If it does not, the last column is refused,
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from contracts.tasks.loading import load_tasks
 from rewards.judges.report import identity_of, read_report
 from rewards.signals.audit import Accuracy, VersionAudit, together, why_different
 from rewards.signals.estimates import Estimate, mean_of
-from rewards.signals.repository import clear_burst, known_of, mean_of_people, quarantined_paces
+from rewards.signals.repository import known_of, mean_of_people
 from runtime.settings import Settings, load_settings
 
 _FEW = 30
@@ -68,39 +67,6 @@ def run_estimate(
             f"measures ({task.where('audit', 'judge')}), or use the audit by itself"
         )
     return versions
-
-
-def run_bursts(
-    name: Annotated[str, typer.Option("--task", help="Name of a task with [trust.burst].")],
-    home: HomeOption = DEFAULT_HOME,
-    clear: Annotated[
-        str | None, typer.Option(help="CLUSTER/SIDE: let the votes of this burst count again, after you checked them.")
-    ] = None,
-) -> None:
-    """List the bursts of a task: votes that count for nothing because too many came at once."""
-    settings = load_settings(home)
-    task = task_of(settings, name, home)
-    if (rule := task.trust.burst) is None:
-        raise InvalidSettings(f"task {name!r} does not detect bursts; add [trust.burst] to {task.where('name')}")
-    if clear is not None:
-        cluster, _, side = clear.rpartition("/")
-        with settings.transaction() as connection:
-            if not clear_burst(connection, name, cluster, side):
-                raise InvalidSettings(
-                    f"task {name!r} has no burst {clear!r}; `millrace bursts --task {name}` lists them"
-                )
-        print(f"votes of {clear} count again")
-        return
-    with settings.snapshot() as connection:
-        found = quarantined_paces(connection, name)
-    if not found:
-        print(f"no burst in task {name!r}: every vote counts")
-        return
-    table = Table("burst", "votes in its interval", "weighs nothing until", title=f"bursts of {name}")
-    for cluster, side, pace in found:
-        until = datetime.fromtimestamp((pace.quarantined_until + 1) * rule.bucket_seconds, UTC)
-        table.add_row(f"{cluster}/{side}", f"{pace.num:,}", until.strftime("%Y-%m-%d %H:%M UTC"))
-    Console().print(table)
 
 
 def task_of(settings: Settings, name: str, home: Path) -> Task:

@@ -110,13 +110,10 @@ class LearningGuard:
     def _spend(self, guarded: Guarded, now: float) -> float:
         """The level of this comparison: less than `learning_level` if little is left of the year's budget."""
         name = f"v{guarded.version} against v{guarded.blessed} at {guarded.share:g}"
-        wanted, per_year, budget = (
-            self.settings.learning_level,
-            self.settings.false_verdicts_per_year,
-            error_budget.LEARNING,
-        )
+        wanted, per_year = self.settings.learning_level, self.settings.false_verdicts_per_year
         with self.database.transaction() as connection:
             self._secret = read_arm_secret(connection)
+            budget = error_budget.LEARNING
             return error_budget.spend(connection, self.policy, budget, name, wanted=wanted, per_year=per_year, now=now)
 
     def _make(self, guarded: Guarded, move: TrainMove, now: float) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from commands.rewards.estimate import _accuracy, as_rows, run_bursts, run_estimate, table_of
+from commands.rewards.bursts import run_bursts
+from commands.rewards.estimate import _accuracy, as_rows, run_estimate, table_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.report import identity_of
