@@ -1,0 +1,83 @@
+"""A LoRA adapter as a version: its tensors, and one more that says what they are for. Torch-free.
+
+The tensors have the names of peft's files, such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, in bfloat16. One
+tensor of bytes (U8) holds rank, alpha, targets and the root of the base. It is a tensor, so it is hashed, signed, stored and followed like
+any other: an adapter cannot be taken for a whole policy, nor put on another base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from contracts.errors import WeightsRefused
+from weights.files import write_durably
+from weights.tensors import Tensor, Tensors, write_safetensors
+
+CONFIG = "millrace.adapter"
+"""The name of the tensor of bytes."""
+PREFIX = "base_model.model."
+"""Of every tensor in peft's files, before the name of its module."""
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_MOST_BYTES = 2**20
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an adapter is for. All versions of a run have the same."""
+
+    rank: int
+    alpha: float
+    """The adapter's product is scaled by alpha / rank."""
+    targets: tuple[str, ...]
+    """The last parts of the names of the linear layers that have it, such as `q_proj`; sorted."""
+    base_root: str
+    """Of the weights under the adapter: see `weights.tensors.root_of`."""
+
+    def tensor(self) -> Tensor:
+        """As the tensor `CONFIG`: the same bytes for equal configurations."""
+        text = msgspec.json.encode(self, order="sorted")
+        return Tensor("U8", (len(text),), np.frombuffer(text, np.uint8).copy())
+
+
+def config_of(tensors: Mapping[str, Tensor]) -> AdapterConfig | None:
+    """What a version's tensors are an adapter for; None: they are a whole policy. Raises WeightsRefused: `corrupt_adapter`."""
+    if CONFIG not in tensors:
+        return None
+    held = tensors[CONFIG]
+    try:
+        if held.data.size > _MOST_BYTES:
+            raise msgspec.ValidationError(f"{held.data.size} bytes are too many")
+        return msgspec.json.decode(held.data.tobytes(), type=AdapterConfig)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise WeightsRefused("corrupt_adapter", f"the tensor {CONFIG} does not describe an adapter: {error}") from error
+
+
+def write_adapter(folder: Path, tensors: Tensors, base: str) -> AdapterConfig:
+    """Write a version in peft's layout, durably, the weights last. `base`: a folder or hub id, for whoever loads it.
+
+    Raises WeightsRefused: `not_an_adapter`: the version is a whole policy; `corrupt_adapter`. Unavailable: the disk is full.
+    """
+    config = config_of(tensors)
+    if config is None:
+        raise WeightsRefused("not_an_adapter", "this version is a whole policy: it has no adapter to write")
+    described = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "target_modules": config.targets,
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "fan_in_fan_out": False,
+        "use_dora": False,
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_durably(folder / CONFIG_FILE, [msgspec.json.format(msgspec.json.encode(described), indent=2)])
+    write_safetensors(folder / WEIGHTS_FILE, {name: each for name, each in tensors.items() if name != CONFIG})
+    return config
