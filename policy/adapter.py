@@ -37,19 +37,26 @@ class Adapter(torch.nn.Module):
         """
         super().__init__()
         self.config_of_version, self.is_on = config, True
-        self._weights: dict[str, torch.nn.Parameter] = {}
-        self._hooks = []
-        generator = torch.Generator().manual_seed(seed)
-        for name, layer in linear_layers(model, config.targets).items():
-            drawn_RI = torch.empty(config.rank, layer.in_features).uniform_(-1, 1, generator=generator)
-            made = {
-                A: drawn_RI / math.sqrt(layer.in_features),
-                B: torch.zeros(layer.out_features, config.rank),
-            }
-            names = [f"{PREFIX}{name}.{part}" for part in made]
-            for each, values in zip(names, made.values(), strict=True):
-                self._weights[each] = torch.nn.Parameter(values.to(layer.weight.device, dtype), requires_grad=False)
-            self._hooks.append(layer.register_forward_hook(partial(self._add, *names)))
+        layers, self._seed = linear_layers(model, config.targets), seed
+        self._shapes = {f"{PREFIX}{name}": (layer.in_features, layer.out_features) for name, layer in layers.items()}
+        devices = {f"{PREFIX}{name}.{part}": layer.weight.device for name, layer in layers.items() for part in (A, B)}
+        self._weights: dict[str, torch.nn.Parameter] = {
+            name: torch.nn.Parameter(values.to(devices[name], dtype), requires_grad=False)
+            for name, values in self.untrained().items()
+        }
+        self._hooks = [
+            layer.register_forward_hook(partial(self._add, f"{PREFIX}{name}.{A}", f"{PREFIX}{name}.{B}"))
+            for name, layer in layers.items()
+        ]
+
+    def untrained(self) -> dict[str, torch.Tensor]:
+        """The weights before the first step, float32: the same for the same seed and layers."""
+        generator = torch.Generator().manual_seed(self._seed)
+        rank, found = self.config_of_version.rank, {}
+        for name, (num_in, num_out) in self._shapes.items():
+            drawn_RI = torch.empty(rank, num_in).uniform_(-1, 1, generator=generator)
+            found[f"{name}.{A}"], found[f"{name}.{B}"] = drawn_RI / math.sqrt(num_in), torch.zeros(num_out, rank)
+        return found
 
     def _add(self, a: str, b: str, _layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         if not self.is_on:
@@ -58,11 +65,13 @@ class Adapter(torch.nn.Module):
         low = torch.nn.functional.linear(inputs[0].to(a_RI.dtype), a_RI)
         return output + (torch.nn.functional.linear(low, b_OR) * (config.alpha / config.rank)).to(output.dtype)
 
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def named_parameters(  # type: ignore[override]  # of a module without submodules
+        self, *_: Any, **__: Any
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The weights under peft's names."""
         yield from self._weights.items()
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]  # as above
         """As `named_parameters`: the tensors themselves."""
         return dict(self._weights)
 
@@ -76,9 +85,12 @@ class Adapter(torch.nn.Module):
             self.is_on = was_on
 
     @contextmanager
-    def holding(self, weights: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
-        """A block in which the model computes with other weights of this adapter; as `off`."""
-        own, self._weights = self._weights, {name: weights[name] for name in self._weights}
+    def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """A block in which the model computes with other weights of this adapter; as `off`. `weights`: of any device and dtype."""
+        own = self._weights
+        self._weights = {
+            name: torch.nn.Parameter(weights[name].to(weight), requires_grad=False) for name, weight in own.items()
+        }
         try:
             yield
         finally:

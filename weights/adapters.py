@@ -55,6 +55,19 @@ def config_of(tensors: Mapping[str, Tensor]) -> AdapterConfig | None:
         raise WeightsRefused("corrupt_adapter", f"the tensor {CONFIG} does not describe an adapter: {error}") from error
 
 
+def weights_in(tensors: Mapping[str, Tensor], wanted: AdapterConfig) -> Tensors:
+    """The weights of a version, without the tensor `CONFIG`.
+
+    Raises WeightsRefused: `other_adapter`: it is an adapter of another shape or for another base, or a whole policy; `corrupt_adapter`.
+    """
+    if (found := config_of(tensors)) != wanted:
+        raise WeightsRefused(
+            "other_adapter",
+            f"the version is {found or 'a whole policy'}, and here is {wanted}: rank, alpha, targets and base stay the same within a run",
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != CONFIG}
+
+
 def write_adapter(folder: Path, tensors: Tensors, base: str) -> AdapterConfig:
     """Write a version in peft's layout, durably, the weights last. `base`: a folder or hub id, for whoever loads it.
 
@@ -79,5 +92,5 @@ def write_adapter(folder: Path, tensors: Tensors, base: str) -> AdapterConfig:
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / CONFIG_FILE, [msgspec.json.format(msgspec.json.encode(described), indent=2)])
-    write_safetensors(folder / WEIGHTS_FILE, {name: each for name, each in tensors.items() if name != CONFIG})
+    write_safetensors(folder / WEIGHTS_FILE, weights_in(tensors, config))
     return config

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.whole_model import WholeModel
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
@@ -29,4 +30,4 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
     """
     model = load_model(base, device=device, dtype=torch.float32)
     copy_tensors(model, tensors_of(model) if bits is None else bits)
-    return WholeModel(model, settings, device)
+    return WholeModel(model, settings, device) if settings.adapter is None else AdapterModel(model, settings, device)
