@@ -11,7 +11,16 @@ from contracts.errors import InvalidSettings, WeightsRefused
 from policy.adapter import Adapter, AdapterBits, all_linear, another_tree
 from policy.weights import copy_tensors, tensors_of
 from tests.models import tiny_model
-from weights.adapters import CONFIG, CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, config_of, weights_in, write_adapter
+from weights.adapters import (
+    CONFIG,
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterConfig,
+    config_of,
+    merged,
+    weights_in,
+    write_adapter,
+)
 from weights.tensors import Tensors, root_of
 
 IDS = torch.arange(3, 15)[None]
@@ -66,6 +75,27 @@ def test_peft_computes_the_same_from_the_files(tmp_path: Path) -> None:
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
     )
     torch.testing.assert_close(logits(found.eval()), logits(model), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # as above
+def test_a_merged_policy_is_what_peft_merges_and_is_for_one_base_alone(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = tiny_model("qwen3")
+    copy_tensors(model, base := tensors_of(model))
+    model.save_pretrained(tmp_path / "base")
+    adapter = adapted(model)
+    bits = bits_of(adapter)
+    whole = tiny_model("qwen3")
+    copy_tensors(whole, merged(base, bits))
+    torch.testing.assert_close(logits(whole), logits(model), atol=0.02, rtol=0.02)  # bf16's rounding of W + BA
+    write_adapter(tmp_path / "adapter", bits, str(tmp_path / "base"))
+    beside = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+    )
+    theirs = tensors_of(beside.merge_and_unload())
+    assert root_of(merged(base, bits)) == root_of(theirs)
+    with pytest.raises(WeightsRefused, match="for the base"):
+        merged(theirs, bits)
 
 
 def test_another_tree_has_the_same_parameters_and_an_adapter_of_its_own() -> None:

@@ -10,7 +10,7 @@ import torch
 from contracts.assignments import LIVE
 from contracts.errors import InvalidSettings, WeightsRefused
 from pipelines.training.settings import AdapterSettings
-from tests.unit.pipelines.training.builders import bits_now, tiny_model, weights_now
+from tests.unit.pipelines.training.builders import bits_now, model_of, tiny_model, weights_now
 from tests.unit.pipelines.training.world import POLICY, World
 from weights.adapters import CONFIG, config_of
 from weights.tensors import root_of
@@ -50,8 +50,7 @@ def test_the_base_stays_as_it_is(world: World) -> None:
     trainer = world.start()
     world.add_random(16)
     world.turns(trainer, 8)
-    model, fresh = trainer.learner.trainee.model, tiny_model()
-    named = dict(model.named_parameters())
+    named, fresh = dict(model_of(trainer.learner).model.named_parameters()), tiny_model()
     assert all(torch.equal(named[name], each.bfloat16().float()) for name, each in fresh.named_parameters())
 
 
