@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from contracts.errors import InvalidSettings, WeightsRefused
+from contracts.errors import InvalidSettings
 from policy.weights import Changes, ModelBits
 from weights.adapters import CONFIG, PREFIX, A, AdapterConfig, B
 from weights.tensors import Tensor
@@ -29,8 +29,12 @@ _HEADS = ("lm_head", "embed_out", "score")
 class Adapter(torch.nn.Module):
     """The adapter of one module tree. `policy.weights` reads and writes it as it does a model, but for the tensor `CONFIG`."""
 
-    def __init__(self, model: Any, config: AdapterConfig, *, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self, model: Any, config: AdapterConfig, *, dtype: torch.dtype, seed: int = 0, is_attached: bool = True
+    ) -> None:
         """Add an untrained adapter to `model`. `dtype`: of its weights; they are made on the layers' devices.
+
+        Unless `is_attached`, the model computes without it until `attach`.
 
         Raises InvalidSettings: a target that no linear layer of the model has.
         """
@@ -43,9 +47,16 @@ class Adapter(torch.nn.Module):
             name: torch.nn.Parameter(values.to(devices[name], dtype), requires_grad=False)
             for name, values in self.untrained().items()
         }
-        self._hooks = [
+        self._layers = layers
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        if is_attached:
+            self.attach()
+
+    def attach(self) -> None:
+        """Put the hooks on; nothing happens if they are there."""
+        self._hooks = self._hooks or [
             layer.register_forward_hook(partial(self._add, f"{PREFIX}{name}.{A}", f"{PREFIX}{name}.{B}"))
-            for name, layer in layers.items()
+            for name, layer in self._layers.items()
         ]
 
     def untrained(self) -> dict[str, torch.Tensor]:
@@ -158,16 +169,3 @@ def another_tree(model: Any) -> Any:
             if isinstance(getattr(getattr(hook, "func", None), "__self__", None), Adapter):
                 del module._forward_hooks[key]  # noqa: SLF001 as above
     return found
-
-
-def without_config(adapter: Adapter, changes: Changes) -> Changes:
-    """The changes of the adapter's weights. Raises WeightsRefused: `other_adapter`: they describe an adapter of another shape or base."""
-    change = changes.get(CONFIG)
-    own = adapter.config_of_version.tensor()
-    if change is not None and change.words.tobytes() != own.data.tobytes():
-        raise WeightsRefused(
-            "other_adapter",
-            f"the version's adapter is {change.words.tobytes()[:200]!r}, and this one is {own.data.tobytes()[:200]!r}: rank, targets and "
-            "base stay the same within a run",
-        )
-    return {name: each for name, each in changes.items() if name != CONFIG}

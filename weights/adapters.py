@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from contracts.errors import WeightsRefused
+from weights.codec.delta import Staged, TensorChange, apply_staged
 from weights.files import write_durably
 from weights.tensors import Tensor, Tensors, floats, root_of, rounded, write_safetensors
 
@@ -55,6 +56,14 @@ def config_of(tensors: Mapping[str, Tensor]) -> AdapterConfig | None:
         return msgspec.json.decode(held.data.tobytes(), type=AdapterConfig)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WeightsRefused("corrupt_adapter", f"the tensor {CONFIG} does not describe an adapter: {error}") from error
+
+
+def config_after(source: Mapping[str, Tensor], changes: Mapping[str, TensorChange]) -> AdapterConfig | None:
+    """As `config_of`, of `source` with `changes` made."""
+    found = {CONFIG: source[CONFIG]._replace(data=source[CONFIG].data.copy())} if CONFIG in source else {}
+    if CONFIG in changes:
+        apply_staged(found, Staged({CONFIG: changes[CONFIG]}, (), {}, ""))
+    return config_of(found)
 
 
 def weights_in(tensors: Mapping[str, Tensor], wanted: AdapterConfig) -> Tensors:
