@@ -28,11 +28,12 @@ class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     gap_seconds: float | None
     """See `added_gap`."""
     num_changed: int
-    """How many weights were written, including unchanged weights of tensors that the store rewrote whole."""
+    """How many weights were written, including unchanged weights of tensors that the store rewrote whole; 0: an adapter was switched
+    on or off."""
     density: float
-    """The share of the model that was written."""
+    """The share of the model, or of the adapter, that was written."""
     payload_bytes: int | None
-    """Bytes that were fetched; 0 if an undo log or another arm had the weights; None: a full copy was loaded."""
+    """Bytes that were fetched; 0 if the weights were in memory: in an undo log, in another arm, or under an adapter; None: a full copy."""
 
 
 def added_gap(token_times: list[list[float]], swapped_at: float, recent_gaps: Iterable[float] = ()) -> float | None:

@@ -152,9 +152,9 @@ class Stager:
         `root`; `wrong_base`, `other_adapter`, `shared_base`: the arm cannot have it; `out_of_memory`. NotFound, WeightsRefused,
         Unavailable: the version cannot be loaded, or has another architecture. InvalidSettings: as `make_model`.
         """
-        for wanted in {run, self._run} - {None}:
-            self._check_run(arm, version, str(wanted))
         try:
+            for wanted in {run, self._run} - {None}:
+                self._check_run(arm, version, str(wanted))
             step = self._stage(arm, version)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OUT_OF_MEMORY):
