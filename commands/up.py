@@ -93,7 +93,8 @@ def up(
             report = check(base)
             if not settings_file(home).exists():  # a home that was started before has shown that there is room
                 slots = len((engines_chosen.own or EngineSettings()).slots)
-                require_room(report, base, home, device, num_engines=engines_chosen.num_own, num_slots=slots)
+                how = {"num_engines": engines_chosen.num_own, "num_slots": slots}
+                require_room(report, base, home, device, training=training.model_dump(), **how)
             return report
 
         ready = prepare_home(settings, sections, fitting)
