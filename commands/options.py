@@ -40,7 +40,13 @@ SetOption = Annotated[
     ),
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]
-EngineOption = Annotated[str, typer.Option("--engine", help="millrace; vllm: servers in vLLM's own environment.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="millrace; vllm: servers in vLLM's own environment. Default of `up` on a GPU: vllm, else millrace.",
+    ),
+]
 EnginePythonOption = Annotated[
     Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")
 ]

@@ -134,9 +134,8 @@ def require_room(
     room, trainer = room_here(home, device), None
     if device != "cpu":
         engines = num_engines * num_slots * memory_need(report, device).slot
-        beside = f"{device} beside the engine's {engines / GB:.1f} GB" if engines else device
-        free = sys.maxsize if room.gpu is None else room.gpu - engines
-        trainer = require_card(read_shape(policy), training, free, beside).host
+        card = sys.maxsize if room.gpu is None else room.gpu
+        trainer = require_card(read_shape(policy), training, card, device, lambda _: engines).host
     if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer_host=trainer):
         raise InvalidSettings(f"{policy} does not fit into this machine: {lack}")
 

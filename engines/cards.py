@@ -23,6 +23,11 @@ def card_of(device: str, environment: Mapping[str, str] = os.environ) -> str:
     return visible[number] if number < len(visible) else str(number)
 
 
+def environment_on(device: str, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that shall see the card of a device alone."""
+    return {**own, **({VISIBLE: card_of(device, own)} if ":" in device else {})}
+
+
 def card_bytes(device: str) -> int | None:
     """All memory of a device's card; None if nvidia-smi cannot tell."""
     command = ["nvidia-smi", f"--id={card_of(device)}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

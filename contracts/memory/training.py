@@ -5,7 +5,7 @@ In: a `ModelShape`, a way of training, the token budget of a forward pass. Out: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidSettings
@@ -99,27 +99,47 @@ def way_of(training: Mapping[str, Any]) -> Way:
     return Way(int(adapter.get("rank", 0)), is_host=not adapter and training.get("masters") == "host")
 
 
-def require_card(shape: ModelShape, training: Mapping[str, Any], card: int, name: str) -> TrainerMemory:
-    """What the trainer takes of a card of so many bytes. `training`: the section, as plain values.
+def alone(_: Way) -> int:
+    """Nothing else is on the card, however the policy is trained."""
+    return 0
+
+
+def require_card(
+    shape: ModelShape, training: Mapping[str, Any], card: int, device: str, beside: Callable[[Way], int] = alone
+) -> TrainerMemory:
+    """What the trainer takes of a card.
+
+    Args:
+        shape: of the policy.
+        training: the section [training], as plain values.
+        card: all of its memory, in bytes.
+        device: its name.
+        beside: bytes that engines take of it at least, if the policy is trained that way.
 
     Raises InvalidSettings: it is too small; names the settings that would fit.
     """
     way, max_tokens = way_of(training), int(training.get("max_tokens", MAX_TOKENS))
     need = memory_of(shape, way, max_tokens)
-    if need.card <= card:
+    if need.card + beside(way) <= card:
         return need
-    lack = f"{way.says} with max_tokens = {max_tokens} takes {need.card / GB:.1f} GB, and {name} has {card / GB:.1f} GB"
-    fitting = [f"[training] {text}" for text in settings_that_fit(shape, card, max_tokens)]
+    engines = f" beside at least {beside(way) / GB:.1f} GB of engines" if beside(way) else ""
+    takes = f"{way.says} with max_tokens = {max_tokens} takes {need.card / GB:.1f} GB{engines}"
+    fitting = [f"[training] {text}" for text in settings_that_fit(shape, card, max_tokens, beside)]
     remedy = f"what fits: {'; or '.join(fitting)}" if fitting else "no way of training fits: take a larger card"
-    raise InvalidSettings(f"the trainer does not fit: {lack}; {remedy} (docs/models.md, What fits)")
+    raise InvalidSettings(
+        f"the trainer does not fit: {takes}, and {device} has {card / GB:.1f} GB; {remedy} (docs/models.md, What fits)"
+    )
 
 
-def settings_that_fit(shape: ModelShape, card: int, max_tokens: int) -> Iterator[str]:
+def settings_that_fit(
+    shape: ModelShape, card: int, max_tokens: int, beside: Callable[[Way], int] = alone
+) -> Iterator[str]:
     """The settings of each way that fits a card of so many bytes; with shorter pieces where only these fit."""
     for way in WAYS:
-        if memory_of(shape, way, max_tokens).card <= card:
+        free = card - beside(way)
+        if memory_of(shape, way, max_tokens).card <= free:
             yield way.settings
-        elif max_tokens > SHORT_TOKENS and memory_of(shape, way, SHORT_TOKENS).card <= card:
+        elif max_tokens > SHORT_TOKENS and memory_of(shape, way, SHORT_TOKENS).card <= free:
             yield f"{way.settings} and max_tokens = {SHORT_TOKENS}"
 
 
