@@ -135,7 +135,7 @@ def require_room(
     if device != "cpu":
         engines = num_engines * num_slots * memory_need(report, device).slot
         card = sys.maxsize if room.gpu is None else room.gpu
-        trainer = require_card(read_shape(policy), training, card, device, lambda _: engines).host
+        trainer = require_card(read_shape(policy), training, card, device, lambda _: engines)[1].host
     if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer_host=trainer):
         raise InvalidSettings(f"{policy} does not fit into this machine: {lack}")
 

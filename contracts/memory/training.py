@@ -93,10 +93,15 @@ def memory_of(shape: ModelShape, way: Way, max_tokens: int = MAX_TOKENS) -> Trai
     return TrainerMemory(2 * shape.num_weights, kept, state, activations, head, _HOST_BYTES + host)
 
 
-def way_of(training: Mapping[str, Any]) -> Way:
-    """The way that a section [training] chooses, as plain values."""
-    adapter = training.get("adapter") or {}
-    return Way(int(adapter.get("rank", 0)), is_host=not adapter and training.get("masters") == "host")
+def ways_of(training: Mapping[str, Any]) -> tuple[Way, ...]:
+    """The ways that a section [training], as plain values, allows: the first one that fits is taken."""
+    if adapter := training.get("adapter"):
+        return (Way(int(adapter["rank"])),)
+    match training.get("masters", "device"):
+        case "auto":
+            return (Way(), Way(is_host=True))
+        case masters:
+            return (Way(is_host=masters == "host"),)
 
 
 def alone(_: Way) -> int:
@@ -106,8 +111,8 @@ def alone(_: Way) -> int:
 
 def require_card(
     shape: ModelShape, training: Mapping[str, Any], card: int, device: str, beside: Callable[[Way], int] = alone
-) -> TrainerMemory:
-    """What the trainer takes of a card.
+) -> tuple[Way, TrainerMemory]:
+    """How a policy is trained on a card, and what that takes.
 
     Args:
         shape: of the policy.
@@ -118,10 +123,12 @@ def require_card(
 
     Raises InvalidSettings: it is too small; names the settings that would fit.
     """
-    way, max_tokens = way_of(training), int(training.get("max_tokens", MAX_TOKENS))
-    need = memory_of(shape, way, max_tokens)
-    if need.card + beside(way) <= card:
-        return need
+    ways, max_tokens = ways_of(training), int(training.get("max_tokens", MAX_TOKENS))
+    needs = [(way, memory_of(shape, way, max_tokens)) for way in ways]
+    for way, need in needs:
+        if need.card + beside(way) <= card:
+            return way, need
+    way, need = needs[-1]
     engines = f" beside at least {beside(way) / GB:.1f} GB of engines" if beside(way) else ""
     takes = f"{way.says} with max_tokens = {max_tokens} takes {need.card / GB:.1f} GB{engines}"
     fitting = [f"[training] {text}" for text in settings_that_fit(shape, card, max_tokens, beside)]

@@ -11,7 +11,7 @@ import structlog
 
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import ModelShape
-from contracts.memory.training import GB, Way, require_card, way_of
+from contracts.memory.training import GB, Way, require_card
 from engines.cards import card_bytes, read_shape
 from engines.vllm.settings import VllmSettings
 from runtime.settings import Settings, read_home_settings
@@ -60,8 +60,8 @@ def share_of(shape: ModelShape, training: Mapping[str, Any], own: VllmSettings, 
     def least(way: Way) -> int:
         return num_servers(own, way) * (2 * shape.num_weights + _LEAST_BYTES)
 
-    left = card - require_card(shape, training, card, device, least).card
-    return math.floor(1000 * left / card / num_servers(own, way_of(training))) / 1000
+    way, trainer = require_card(shape, training, card, device, least)
+    return math.floor(1000 * (card - trainer.card) / card / num_servers(own, way)) / 1000
 
 
 def num_servers(own: VllmSettings, way: Way) -> int:

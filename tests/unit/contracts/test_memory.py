@@ -6,7 +6,7 @@ import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import ModelShape, shape_of
-from contracts.memory.training import GB, MAX_TOKENS, WAYS, Way, memory_of, require_card, settings_that_fit, way_of
+from contracts.memory.training import GB, MAX_TOKENS, WAYS, Way, memory_of, require_card, settings_that_fit, ways_of
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
 
@@ -69,7 +69,8 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
     ) as refused:
         require_card(QWEN3_8B, {"max_tokens": 8192}, 48 * GB, "cuda")
     assert 'masters = "host" and' not in refused.value.message
-    assert require_card(QWEN3_8B, LORA, 48 * GB, "cuda") == memory_of(QWEN3_8B, RANK_8)
+    assert require_card(QWEN3_8B, LORA, 48 * GB, "cuda") == (RANK_8, memory_of(QWEN3_8B, RANK_8))
+    assert require_card(QWEN3_8B, {"masters": "auto"}, 80 * GB, "cuda")[0] == HOST
     assert [*settings_that_fit(QWEN3_8B, 23 * GB, 8192)] == ["adapter = { rank = 8, alpha = 32 } and max_tokens = 2048"]
     with pytest.raises(InvalidSettings, match="no way of training fits: take a larger card"):
         require_card(LLAMA_70B, LORA, 80 * GB, "cuda")
@@ -77,10 +78,10 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
 
 def test_the_section_says_how_it_is_trained() -> None:
     assert TrainingSettings().max_tokens == MAX_TOKENS
-    assert way_of(TrainingSettings().model_dump()) == DEVICE
-    assert way_of({"masters": "host"}) == HOST
-    assert way_of({"masters": "host", **LORA}) == RANK_8
-    assert way_of({"adapter": None}) == DEVICE
+    assert ways_of(TrainingSettings().model_dump())[0] == DEVICE
+    assert ways_of({"masters": "host"}) == (HOST,)
+    assert ways_of({"masters": "auto", "adapter": None}) == (DEVICE, HOST)
+    assert ways_of({"masters": "auto", **LORA}) == (RANK_8,)
 
 
 def mixture(*, is_fused: bool) -> ModelShape:
