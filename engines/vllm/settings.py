@@ -14,7 +14,7 @@ class VllmSettings(FollowedSection):
     """One server for each slot."""
 
     python: Path | None = None
-    """vLLM's interpreter; `make vllm` makes one, `make vllm CUDA=1` for a GPU. Not needed with `urls`."""
+    """vLLM's interpreter; `make vllm` makes one. Not needed with `urls`."""
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Beginning of the replicas' names; another on each host."""
     dtype: str | None = None
@@ -24,7 +24,7 @@ class VllmSettings(FollowedSection):
     cache_gib: int = Field(default=1, ge=1)
     """Key-value cache on CPU, GiB."""
     memory: float | None = Field(default=None, gt=0, lt=1)
-    """Share of a GPU's memory for each server: vLLM's `--gpu-memory-utilization`. Default: its part of what the trainer leaves."""
+    """Share of the GPU for each server. Default: equal parts beside the trainer."""
     threads: int | None = Field(default=None, ge=1)
     """Of a server on CPU. Default: its share of the cores; more only spin."""
     arguments: tuple[str, ...] = ()
