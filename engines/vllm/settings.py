@@ -24,7 +24,7 @@ class VllmSettings(FollowedSection):
     cache_gib: int = Field(default=1, ge=1)
     """Key-value cache on CPU, GiB."""
     memory: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the GPU for each server. Default: equal parts beside the trainer."""
+    """A server's share of the GPU. Default: equal parts beside the trainer."""
     threads: int | None = Field(default=None, ge=1)
     """Of a server on CPU. Default: its share of the cores; more only spin."""
     arguments: tuple[str, ...] = ()
