@@ -36,8 +36,8 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 $(BIN)/.demo: pyproject.toml constraints.txt
 	PYTHON="$(PYTHON)" deploy/environment demo
 
-vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once
-	deploy/vllm
+vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once; CUDA=1: for GPUs
+	deploy/vllm$(if $(CUDA), cuda)
 
 demo: $(NEEDED)  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm, ADAPTER=8: LoRA)
 	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)$(if $(ADAPTER), --adapter $(ADAPTER))

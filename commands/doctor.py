@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -20,18 +20,22 @@ from commands.findings import Finding, checked, missing, note
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
+from commands.room import described_shape, fit_table
 from commands.sections import sections_finding
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
-from contracts.errors import ClockOff
+from contracts.errors import ClockOff, InvalidSettings
 from contracts.event_log import EventLog
+from contracts.memory.training import GB, MAX_TOKENS, settings_that_fit
+from engines.cards import read_shape
+from pipelines.training.settings import TrainingSettings
 from rewards.sandbox.choose import MAKERS, Maker, described, sandbox_or_problem
 from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
 from runtime.database import Database
 from runtime.integrity import damaged_files, damaged_records
 from runtime.log.loss_detection import losses, read_positions, refusal
 from runtime.private_files import open_to_others
-from runtime.settings import Settings, load_settings
+from runtime.settings import Settings, load_section, load_settings
 from runtime.settings_file import settings_file
 from weights.stores.opening import inspect_store
 from weights.versions.keys import keyring_of, signer_of, signing_key
@@ -43,6 +47,7 @@ _INSTALL_TORCH = "missing: only engine and training need it; pip install 'millra
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
+_CARDS = (24, 48, 80)
 _GIB = 2**30
 _EVERY_RECORD, _MAX_NAMED = 2**62, 10
 _SANDBOX_REMEDY = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
@@ -105,18 +110,41 @@ def doctor(
         typer.Option(help="Folder or hub id of a base policy: say what of it is supported and what it needs."),
     ] = None,
     device: DeviceOption = "cpu",
+    card: Annotated[
+        list[float] | None,
+        typer.Option(min=1, help="With --policy: only what fits a card of so many GB, from headers; may be repeated."),
+    ] = None,
     *,
     deep: Annotated[
         bool, typer.Option("--deep", help="Also ask servers, judges and ports, and look at disks and certificates.")
     ] = False,
 ) -> int:
     """Check this machine and a home, or a policy, and say how to fix what is missing. Exit status 1 if something needed is missing."""
-    findings = []
-    for finding in examine(home, deep=deep) if policy is None else findings_of(resolve_policy(policy), device):
+    findings, folder = [], None if policy is None else resolve_policy(policy)
+    if card and folder is None:
+        raise InvalidSettings("--card says what of a policy fits: add --policy FOLDER")
+    if card and folder is not None:
+        return 0 if print_fits(folder, home, card) else 1
+    for finding in examine(home, deep=deep) if folder is None else findings_of(folder, device):
         findings.append(finding)
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
         print(f"{mark}  {finding.name:<12} {finding.says}")
-    return 1 if any(finding.needed and not finding.good for finding in findings) else 0
+    is_missing = any(finding.needed and not finding.good for finding in findings)
+    if folder is not None and not is_missing:
+        print_fits(folder, home, _CARDS)
+    return 1 if is_missing else 0
+
+
+def print_fits(folder: Path, home: Path, cards: Sequence[float]) -> bool:
+    """Print which ways of training a checkpoint fit cards of so many GB. Returns whether each card has one. Raises as `read_shape`."""
+    shape, max_tokens = read_shape(folder), MAX_TOKENS
+    if settings_file(home).exists():
+        max_tokens = load_section(home, "training", TrainingSettings).max_tokens
+    print(
+        f"\n{described_shape(shape)}\n\nComputed, for [training] max_tokens = {max_tokens}; see docs/models.md, What fits\n"
+    )
+    print("\n".join(fit_table(shape, max_tokens, cards)))
+    return all(any(settings_that_fit(shape, round(card * GB), max_tokens)) for card in cards)
 
 
 def _keys(settings: Settings) -> Finding:

@@ -17,7 +17,7 @@ from contracts.errors import InvalidSettings, Unavailable
 from engines.fitting import misfit
 from engines.following.driver import check_server
 from engines.kind import FollowedSection
-from engines.registry import FOLLOWED, KINDS, OWN, followed_of, kind_of, only_followed, why_gone
+from engines.registry import FOLLOWED, KINDS, ON_GPU, OWN, followed_of, kind_of, only_followed, why_gone
 from runtime.base_policy import fingerprint
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
 from runtime.settings import Section, Settings, load_section, make_section
@@ -42,6 +42,7 @@ class EngineChoice(NamedTuple):
     """How many of our engine's processes are started."""
     own: EngineSettings | None = None
     """What the command line says of our engine; None: nothing."""
+    device: str = "cpu"
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -61,37 +62,45 @@ class EngineChoice(NamedTuple):
 
     def limits(self) -> list[str]:
         """What this choice cannot do, for the operator."""
-        if self.num_own or (self.servers is not None and CANDIDATE in self.servers.slots):
-            return []
-        return [
-            "no engine has a slot for the arm candidate: new versions cannot be gated, so none is served (two servers have one)"
-        ]
+        found = []
+        if self.num_own and self.device != "cpu":
+            found.append(
+                f"our own engine on {self.device} is for trying out: it leaves the GPU waiting most of the time; vLLM serves users there (--engine vllm)"
+            )
+        if not self.num_own and (self.servers is None or CANDIDATE not in self.servers.slots):
+            found.append(
+                "no engine has a slot for the arm candidate: new versions cannot be gated, so none is served (two servers have one)"
+            )
+        return found
 
 
 OURS = EngineChoice(OWN)
 
 
 def choose_engine(
-    kind: str,
+    kind: str | None,
     python: Path | None,
     replicas: int,
     num_own: int | None = None,
     urls: Sequence[str] = (),
     *,
     slots: str | None = None,
+    device: str = "cpu",
 ) -> EngineChoice:
     """The choice that the options of the command line make.
 
     Args:
-        kind: a name of `KINDS`.
+        kind: a name of `KINDS`; None: ours on a CPU, vLLM on a GPU.
         python: the interpreter of the servers' environment; None: the kind's own default.
         replicas: servers to start: the first serves live, the second candidate, further ones live.
         num_own: of our engine; None: one, or none beside others.
         urls: servers that run already, instead of `replicas` new ones. With our own kind they stand beside ours.
         slots: arms, with commas: one for each server, instead of `replicas`; without servers, those of each of our replicas.
+        device: of the home.
 
     Raises InvalidSettings: another kind, no such interpreter, or slots that make no sense.
     """
+    kind = kind or (OWN if device == "cpu" else ON_GPU)
     if kind not in KINDS:
         raise InvalidSettings(f"--engine is {' or '.join(KINDS)}, not {kind!r}{why_gone(kind)}")
     arms = None if slots is None else tuple(name.strip() for name in slots.split(","))
@@ -99,13 +108,13 @@ def choose_engine(
         if num_own == 0:
             raise InvalidSettings(f"--engines 0 leaves no engine; add --engine {' or '.join(FOLLOWED)}")
         own = None if arms is None else make_section("--slots: [engine]", EngineSettings, slots=arms)
-        return OURS._replace(num_own=num_own or 1, own=own)
+        return OURS._replace(num_own=num_own or 1, own=own, device=device)
     is_beside = kind == OWN
     name = only_followed() if is_beside else kind
     num_servers = len(urls) or replicas
     usual = (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]
     servers = followed_of(name).choose(python, arms or usual, urls)
-    return EngineChoice(name, servers, int(is_beside) if num_own is None else num_own)
+    return EngineChoice(name, servers, int(is_beside) if num_own is None else num_own, device=device)
 
 
 def check_given(choice: EngineChoice, settings: Settings) -> None:

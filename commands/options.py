@@ -49,7 +49,13 @@ AdapterOption = Annotated[
         help="Train a LoRA adapter of this rank beside the policy, not all of its weights.",
     ),
 ]
-EngineOption = Annotated[str, typer.Option("--engine", help="millrace; vllm: servers in vLLM's own environment.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="millrace; vllm: servers in vLLM's own environment. Default of `up` on a GPU: vllm, else millrace.",
+    ),
+]
 EnginePythonOption = Annotated[
     Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")
 ]

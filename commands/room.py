@@ -5,18 +5,21 @@ Formulas, compared with the trainer's real memory on CPU (docs/models.md, Memory
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
+from contracts.memory.shapes import ModelShape
+from contracts.memory.training import GB, WAYS, TrainerMemory, memory_of, require_card, settings_that_fit
+from engines.cards import card_bytes, read_shape
 
 _CACHE_TOKENS, _BATCH_TOKENS, SLOTS = 16_384, 1024, 2
 """The defaults of the section [engine]. Slots: live and candidate."""
@@ -24,10 +27,8 @@ _PROCESS_BYTES = 700 * 2**20
 """A process with torch and transformers and without a model."""
 _OTHERS_BYTES = 600 * 2**20
 """All processes but engine and trainer, without what they share."""
-_GPU_TRAINER = 20
-"""Bytes per weight on a GPU: float32 master, gradient and two moments, a frozen copy."""
-_GPU_HOST = 16
-"""Bytes per weight that engine and trainer hold beside a GPU: 7 while a version is loaded, 9 for three versions and a save."""
+_ENGINE_HOST, _TRAINER_HOST = 7, 9
+"""Bytes per weight beside a GPU: while an engine loads a version; for three versions and a save of the trainer."""
 _DISK_WEIGHT, _DISK_BYTES = 2 + 2 * 12, 2**28
 """Version 0, two checkpoints of master and moments; and room for log and database to grow."""
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -73,15 +74,27 @@ def room_here(home: Path, device: str) -> MachineRoom:
     """What this machine has. `home`: its disk counts, which is that of the nearest folder above it if it does not exist yet."""
     existing = next(path for path in (home, *home.resolve().parents) if path.exists())
     memory = min([psutil.virtual_memory().total, *_limits()])
-    return MachineRoom(memory, shutil.disk_usage(existing).free, None if device == "cpu" else _gpu_bytes(device))
+    return MachineRoom(memory, shutil.disk_usage(existing).free, None if device == "cpu" else card_bytes(device))
 
 
 def shortage(
-    report: CheckpointReport, device: str, room: MachineRoom, *, num_engines: int = 1, num_slots: int = SLOTS
+    report: CheckpointReport,
+    device: str,
+    room: MachineRoom,
+    *,
+    num_engines: int = 1,
+    num_slots: int = SLOTS,
+    trainer_host: int | None = None,
 ) -> str:
-    """What this machine lacks for a policy, and what to do; empty if it has everything.
+    """What this machine lacks for a policy beside memory of a GPU, and what to do; empty if it has everything.
 
-    `num_engines`: how many of our engines run here, with `num_slots` each; vLLM's servers are not counted.
+    Args:
+        report: of the policy.
+        device: of engine and trainer.
+        room: of this machine.
+        num_engines: how many of our engines run here, with `num_slots` each; vLLM's servers are not counted.
+        num_slots: of each of them.
+        trainer_host: bytes that the trainer takes beside a GPU; None: as with masters on the device.
     """
     need, weights = memory_need(report, device), report.num_weights
     engines = num_engines * (need.engine + (num_slots - SLOTS) * need.slot)
@@ -89,15 +102,9 @@ def shortage(
         memory = engines + need.trainer_peak + _OTHERS_BYTES
         parts = f"engine {gib(engines)}, trainer {gib(need.trainer_peak)} while it saves, the other processes {gib(_OTHERS_BYTES)}"
     else:
-        memory = (1 + num_engines) * _PROCESS_BYTES + _GPU_HOST * weights + _OTHERS_BYTES
+        trainer = _PROCESS_BYTES + _TRAINER_HOST * weights if trainer_host is None else trainer_host
+        memory = trainer + num_engines * _PROCESS_BYTES + _ENGINE_HOST * weights + _OTHERS_BYTES
         parts = "what engine and trainer keep beside the GPU, and the other processes"
-        gpu = _GPU_TRAINER * weights + num_engines * num_slots * need.slot
-        if room.gpu is not None and gpu > room.gpu:
-            lack = f"it needs {gib(gpu)} of GPU memory, without activations, and {device} has {gib(room.gpu)}"
-            remedy = (
-                "take a smaller policy or a larger GPU, or give engine and trainer a GPU each (docs/models.md, Memory)"
-            )
-            return f"{lack}: {remedy}"
     if memory > room.memory:
         lack = f"it needs {gib(memory)} of memory ({parts}), and there are {gib(room.memory)}"
         remedy = "take a smaller policy or more memory, or run engine and trainer on machines of their own"
@@ -111,23 +118,60 @@ def shortage(
 
 
 def require_room(
-    report: CheckpointReport, policy: Path, home: Path, device: str, *, num_engines: int, num_slots: int
+    report: CheckpointReport,
+    policy: Path,
+    home: Path,
+    device: str,
+    *,
+    num_engines: int,
+    num_slots: int,
+    training: Mapping[str, Any],
 ) -> None:
-    """Raises InvalidSettings if this machine lacks memory or disk for a policy: see `shortage`."""
-    if lack := shortage(report, device, room_here(home, device), num_engines=num_engines, num_slots=num_slots):
+    """Raises InvalidSettings if this machine lacks memory or disk for a policy: see `shortage`; or if the GPU lacks memory for the trainer.
+
+    `training`: the section [training]. It says how the policy is trained, so what the trainer takes of a GPU, beside our engines on it.
+    """
+    room, trainer = room_here(home, device), None
+    if device != "cpu":
+        engines = num_engines * num_slots * memory_need(report, device).slot
+        card = sys.maxsize if room.gpu is None else room.gpu
+        trainer = require_card(read_shape(policy), training, card, device, lambda _: engines)[1].host
+    if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer_host=trainer):
         raise InvalidSettings(f"{policy} does not fit into this machine: {lack}")
 
 
-def _gpu_bytes(device: str) -> int | None:
-    number = int(device.partition(":")[2] or 0)
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    chosen = visible[number] if number < len(visible) else str(number)
-    command = ["nvidia-smi", f"--id={chosen}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10.0)  # noqa: S603 a fixed command
-        return int(ran.stdout) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+def described_shape(shape: ModelShape) -> str:
+    """What of a policy decides how much memory its training takes, for a person."""
+    kinds = Counter((linear.kind, linear.num_in, linear.num_out) for linear in shape.linears)
+    linears = ", ".join(f"{count} x {kind} {num_in} to {num_out}" for (kind, num_in, num_out), count in kinds.items())
+    experts = (
+        f"{shape.num_experts} experts a layer, {shape.num_active} for a token" if shape.num_experts else "no experts"
+    )
+    size = f"{shape.num_weights / 1e9:.2f} billion parameters, {shape.num_layers} layers, width {shape.width}, vocabulary {shape.vocabulary}"
+    return f"{size}, {experts}; {len(shape.linears)} linear maps: {linears}"
+
+
+def fit_table(shape: ModelShape, max_tokens: int, cards: Sequence[float]) -> Iterator[str]:
+    """Lines of a table: each way of training, what it takes in GB (10^9 bytes), and which cards of so many GB it fits."""
+    parts = (*TrainerMemory._fields[:-1], "card", "host")
+    sizes = [f"{card:g} GB" for card in cards]
+    longest = max(len(way.says) for way in WAYS)
+    yield " ".join(
+        [
+            f"{'trainer alone, GB':<{longest}}",
+            *(f"{name:>11}" for name in parts),
+            *map("{:>6}".format, sizes),
+            " [training]",
+        ]
+    )
+    for way in WAYS:
+        need = memory_of(shape, way, max_tokens)
+        numbers = (f"{getattr(need, name) / GB:>11.2f}" for name in parts)
+        fits = (f"{'fits' if need.card <= card * GB else 'no':>6}" for card in cards)
+        yield " ".join([f"{way.says:<{longest}}", *numbers, *fits, f" {way.settings}"])
+    for card in cards:
+        found = "; ".join(settings_that_fit(shape, round(card * GB), max_tokens))
+        yield f"{card:g} GB: {found or 'no way of training fits, not even in pieces of 2,048 tokens'}"
 
 
 def _limits() -> Iterator[int]:

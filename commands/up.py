@@ -60,7 +60,7 @@ def up(
     redis: options.RedisOption = None,
     weights: options.WeightsOption = None,
     chosen: options.SetOption = None,
-    engine: options.EngineOption = "millrace",
+    engine: options.EngineOption = None,
     engine_python: options.EnginePythonOption = None,
     engine_servers: options.EngineServersOption = 2,
     engines: options.EnginesOption = None,
@@ -70,7 +70,8 @@ def up(
     """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
-        engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, engine_url or (), slots=slots)
+        urls = engine_url or ()
+        engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, urls, slots=slots, device=device)
         folder = resolve_policy(policy)
         sockets = listen(port, split=servers.is_shared, num_engines=engines_chosen.num_own)
         settings = new_settings(
@@ -95,7 +96,8 @@ def up(
             report = check(base)
             if not settings_file(home).exists():  # a home that was started before has shown that there is room
                 slots = len((engines_chosen.own or EngineSettings()).slots)
-                require_room(report, base, home, device, num_engines=engines_chosen.num_own, num_slots=slots)
+                how = {"num_engines": engines_chosen.num_own, "num_slots": slots}
+                require_room(report, base, home, device, training=training.model_dump(), **how)
             return report
 
         ready = prepare_home(settings, sections, fitting)

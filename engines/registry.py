@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 OWN = "millrace"
 KINDS: Mapping[str, str] = MappingProxyType({OWN: "engines.own.kind", "vllm": "engines.vllm.kind"})
 """Name to the module whose `KIND` has the parts."""
+ON_GPU = "vllm"
+"""What serves on a GPU where nothing else was asked for."""
 FOLLOWED = tuple(name for name in KINDS if name != OWN)
 """Servers of other projects. The process of the same name, with the section of that name, brings them to versions."""
 GONE: Mapping[str, str] = MappingProxyType(

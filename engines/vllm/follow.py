@@ -23,11 +23,13 @@ import msgspec
 import structlog
 
 from contracts.errors import InvalidSettings
+from engines.cards import environment_on
 from engines.following.follower import GivenServer, SlotFollower
 from engines.following.process import Host, follow
 from engines.vllm.deliver import VllmServer
 from engines.vllm.launch import make_plug_in, serve_command, serve_environment
 from engines.vllm.settings import VllmSettings
+from engines.vllm.sizing import sized
 from runtime.engine_key import engine_key
 from runtime.settings import load_section, load_settings
 from weights.files import write_durably
@@ -54,8 +56,10 @@ def _follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
         if own.urls
         else ServerProcess(
             host.folder / name,
-            lambda port: serve_command(own, settings.policy, Path(settings.base), port=port, is_cpu=is_cpu),
-            lambda lease: serve_environment(os.environ, plug_in, lease, key, own),
+            lambda port: serve_command(
+                sized(settings, own), settings.policy, Path(settings.base), port=port, is_cpu=is_cpu
+            ),
+            lambda lease: serve_environment(environment_on(settings.device), plug_in, lease, key, own),
         )
     )
     slot, region = own.slots[number], own.region or settings.region

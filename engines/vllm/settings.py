@@ -23,6 +23,8 @@ class VllmSettings(FollowedSection):
     """Longest prompt and answer, tokens. Default: the model's."""
     cache_gib: int = Field(default=1, ge=1)
     """Key-value cache on CPU, GiB."""
+    memory: float | None = Field(default=None, gt=0, lt=1)
+    """A server's share of the GPU. Default: equal parts beside the trainer."""
     threads: int | None = Field(default=None, ge=1)
     """Of a server on CPU. Default: its share of the cores; more only spin."""
     arguments: tuple[str, ...] = ()
@@ -32,6 +34,6 @@ class VllmSettings(FollowedSection):
     def _need_python(self) -> Self:
         if not self.urls and self.python is None:
             raise ValueError(
-                "python is missing: the interpreter of vLLM's environment (`make vllm` makes .vllm/bin/python)"
+                "python is missing: the interpreter of vLLM's environment (`make vllm` makes .vllm/bin/python, `make vllm CUDA=1` for a GPU)"
             )
         return self

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from commands.options import EMBEDDED, Servers
-from commands.room import MachineRoom, memory_need, shortage
+from commands.room import memory_need
 from commands.supervisor import SERVERS, WORKERS, replica_names
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
+from contracts.memory.shapes import ModelShape
+from contracts.memory.training import WAYS, memory_of
 from runtime.train_settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -106,15 +108,17 @@ def test_pages_name_the_bytes_per_weight_that_doctor_computes() -> None:
 
 
 def test_pages_name_the_bytes_per_weight_of_a_gpu() -> None:
-    report = CheckpointReport(num_weights=WEIGHTS)
-    slot = round(memory_need(report, "cuda").slot / WEIGHTS)
+    slot = round(memory_need(CheckpointReport(num_weights=WEIGHTS), "cuda").slot / WEIGHTS)
     [trainer] = re.findall(r"The GPU has at most (\d+) of them", text_of("README.md"))
     assert f"and {slot} for each slot" in text_of("README.md")
-    assert f"it counts {trainer} bytes per weight for the trainer and {slot} for each slot" in text_of("docs/models.md")
-    needed = int(trainer) * WEIGHTS + slot * WEIGHTS
-    for spare, fits in ((1, True), (-1, False)):
-        room = MachineRoom(memory=10**15, disk=10**15, gpu=needed + spare)
-        assert (shortage(report, "cuda", room, num_slots=1) == "") is fits
+    assert f"{slot} bytes per weight for each slot" in text_of("docs/models.md")
+    shape = ModelShape(WEIGHTS, (), num_layers=1, width=1, vocabulary=1, num_experts=0, num_active=0)
+    device, host = (memory_of(shape, way) for way in WAYS[:2])
+    assert device.base + device.state == int(trainer) * WEIGHTS
+    for need, side in ((device, "the device"), (host, "the host")):
+        per_weight = (need.base + need.state, round(need.host / WEIGHTS) * WEIGHTS)
+        card, beside = (total // WEIGHTS for total in per_weight)
+        assert f"| Whole weights, masters on {side} | {card} | {beside} |" in text_of("docs/models.md")
 
 
 def test_pages_count_the_processes_that_are_started() -> None:

@@ -34,6 +34,19 @@ def test_our_engine_alone_in_any_number() -> None:
         choose_engine("millrace", None, 2, 0)
 
 
+def test_a_gpu_is_vllms_and_ours_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_engine(None, None, 2).kind == "millrace"
+    there = choose_engine(None, PYTHON, 2, device="cuda")
+    assert (there.kind, there.num_own, there.limits()) == ("vllm", 0, [])
+    assert choose_engine(None, None, 2, urls=URLS[:2], device="cuda").num_own == 0
+    monkeypatch.setenv("MILLRACE_VLLM_PYTHON", "/nowhere/python")
+    with pytest.raises(InvalidSettings, match=r"/nowhere/python is not there.*`make vllm CUDA=1`.*--engine millrace"):
+        choose_engine(None, None, 2, device="cuda:1")
+    [says] = choose_engine("millrace", None, 2, device="cuda").limits()
+    assert "our own engine on cuda is for trying out" in says
+    assert choose_engine("millrace", None, 2).limits() == []
+
+
 def test_vllm_alone_or_beside_ours() -> None:
     alone, mixed = choose_engine("vllm", PYTHON, 3), choose_engine("vllm", PYTHON, 1, 2)
     assert (alone.num_own, alone.workers) == (0, ("vllm",))

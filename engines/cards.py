@@ -1,0 +1,53 @@
+"""A GPU and a policy before either is used: how much memory the card has, which one a device means, what a checkpoint's headers say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from contracts.errors import InvalidSettings
+from contracts.files import read_small
+from contracts.memory.shapes import ModelShape, shape_of
+from weights.mapped import map_checkpoint
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def card_of(device: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The card that `cuda` or `cuda:N` means, as CUDA_VISIBLE_DEVICES and nvidia-smi name it."""
+    number = int(device.partition(":")[2] or 0)
+    visible = [name for name in environment.get(VISIBLE, "").split(",") if name]
+    return visible[number] if number < len(visible) else str(number)
+
+
+def environment_on(device: str, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that shall see the card of a device alone."""
+    return {**own, **({VISIBLE: card_of(device, own)} if ":" in device else {})}
+
+
+def card_bytes(device: str) -> int | None:
+    """All memory of a device's card; None if nvidia-smi cannot tell."""
+    command = ["nvidia-smi", f"--id={card_of(device)}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10.0)  # noqa: S603 a fixed command
+        return int(ran.stdout) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The shape of a checkpoint, from config.json and the headers of its safetensors files: no weight is read.
+
+    Raises InvalidSettings: config.json cannot be read or lacks what is needed; as `weights.mapped.map_checkpoint`.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(read_small(file))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidSettings(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidSettings(f"{file} is a {type(config).__name__}, not an object")
+    return shape_of(config, {name: tensor.shape for name, tensor in map_checkpoint(folder).items()})

@@ -1,0 +1,123 @@
+"""What training takes of a card: the figures of known models, refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.errors import InvalidSettings
+from contracts.memory.shapes import ModelShape, shape_of
+from contracts.memory.training import GB, MAX_TOKENS, WAYS, Way, memory_of, require_card, settings_that_fit, ways_of
+from pipelines.training.settings import TrainingSettings
+from tests.each_case import each_case
+
+DEVICE, HOST, RANK_8, RANK_32 = WAYS
+LORA = {"adapter": {"rank": 8, "alpha": 32.0, "targets": ()}}
+
+
+def dense(layers: int, width: int, *, inner: int, queries: int, keys: int, vocabulary: int) -> ModelShape:
+    """A model like Llama and Qwen3 with an untied head."""
+    tensors = {"model.embed_tokens.weight": (vocabulary, width), "lm_head.weight": (vocabulary, width)}
+    shapes = {
+        "self_attn.q_proj": (queries, width), "self_attn.k_proj": (keys, width), "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries), "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner), "input_layernorm": (width,), "post_attention_layernorm": (width,),
+    }  # fmt: skip
+    tensors |= {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in shapes.items()}
+    return shape_of({"num_hidden_layers": layers, "hidden_size": width, "vocab_size": vocabulary}, tensors)
+
+
+QWEN3_8B = dense(36, 4096, inner=12_288, queries=4096, keys=1024, vocabulary=151_936)
+LLAMA_70B = dense(80, 8192, inner=28_672, queries=8192, keys=1024, vocabulary=128_256)
+
+
+@each_case(
+    ("shape", "way", "millions", "megabytes", "gigabytes"),
+    [
+        (QWEN3_8B, RANK_8, 21.8, 44, 0.35),
+        (QWEN3_8B, RANK_32, 87.3, 175, 1.4),
+        (LLAMA_70B, RANK_8, 104, 207, 1.7),
+        (LLAMA_70B, RANK_32, 414, 828, 6.6),
+    ],
+)
+def test_an_adapter_weighs_what_its_linear_maps_say(
+    shape: ModelShape, way: Way, millions: float, megabytes: float, gigabytes: float
+) -> None:
+    need = memory_of(shape, way)
+    assert shape.adapter_weights(way.rank) / 1e6 == pytest.approx(millions, abs=0.5)
+    assert need.adapter / 1e6 == pytest.approx(megabytes, abs=1)
+    assert need.state / GB == pytest.approx(gigabytes, abs=0.05)
+    assert (need.base + need.adapter + need.state) / shape.num_weights < 2.3
+
+
+def test_one_card_holds_eight_billion_by_lora_and_whole_weights_only_with_masters_on_the_host() -> None:
+    assert memory_of(QWEN3_8B, RANK_8, 2048).card < 24 * GB
+    assert 24 * GB < memory_of(QWEN3_8B, RANK_8, 8192).card < 48 * GB
+    assert memory_of(QWEN3_8B, DEVICE).card > 80 * GB > memory_of(QWEN3_8B, HOST).card
+    whole, host = memory_of(QWEN3_8B, DEVICE), memory_of(QWEN3_8B, HOST)
+    assert (whole.base + whole.state) / QWEN3_8B.num_weights == 20
+    assert (host.base + host.state) / QWEN3_8B.num_weights == 6
+    assert (host.host - whole.host) / QWEN3_8B.num_weights == 12 + 2
+    assert (
+        memory_of(QWEN3_8B, RANK_8, 8192).activations / GB > 36 * 8192 * 4096 * 2 / GB == pytest.approx(2.4, abs=0.02)
+    )
+
+
+def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
+    with pytest.raises(
+        InvalidSettings,
+        match=r"takes 17\d\.\d GB, and cuda has 48\.0 GB; what fits: \[training\] adapter = \{ rank = 8, ",
+    ) as refused:
+        require_card(QWEN3_8B, {"max_tokens": 8192}, 48 * GB, "cuda")
+    assert 'masters = "host" and' not in refused.value.message
+    assert require_card(QWEN3_8B, LORA, 48 * GB, "cuda") == (RANK_8, memory_of(QWEN3_8B, RANK_8))
+    assert require_card(QWEN3_8B, {"masters": "auto"}, 80 * GB, "cuda")[0] == HOST
+    assert [*settings_that_fit(QWEN3_8B, 23 * GB, 8192)] == ["adapter = { rank = 8, alpha = 32 } and max_tokens = 2048"]
+    with pytest.raises(InvalidSettings, match="no way of training fits: take a larger card"):
+        require_card(LLAMA_70B, LORA, 80 * GB, "cuda")
+
+
+def test_the_section_says_how_it_is_trained() -> None:
+    assert TrainingSettings().max_tokens == MAX_TOKENS
+    assert ways_of(TrainingSettings().model_dump())[0] == DEVICE
+    assert ways_of({"masters": "host"}) == (HOST,)
+    assert ways_of({"masters": "auto", "adapter": None}) == (DEVICE, HOST)
+    assert ways_of({"masters": "auto", **LORA}) == (RANK_8,)
+
+
+def mixture(*, is_fused: bool) -> ModelShape:
+    """Two layers of Qwen3-30B-A3B: 128 experts, 8 for a token."""
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": 2048,
+        "vocab_size": 1000,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    }
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (1000, 2048)}
+    for layer in ("model.layers.0", "model.layers.1"):
+        tensors |= {f"{layer}.self_attn.q_proj.weight": (4096, 2048), f"{layer}.mlp.gate.weight": (128, 2048)}
+        if is_fused:
+            tensors |= {
+                f"{layer}.mlp.experts.gate_up_proj": (128, 1536, 2048),
+                f"{layer}.mlp.experts.down_proj": (128, 2048, 768),
+            }
+            continue
+        for expert in range(128):
+            parts = {"gate_proj": (768, 2048), "up_proj": (768, 2048), "down_proj": (2048, 768)}
+            tensors |= {f"{layer}.mlp.experts.{expert}.{name}.weight": shape for name, shape in parts.items()}
+    return shape_of({"text_config": config}, tensors)
+
+
+def test_experts_and_their_router_have_no_adapter_and_a_token_goes_through_few() -> None:
+    split, fused = mixture(is_fused=False), mixture(is_fused=True)
+    assert split.num_weights == fused.num_weights
+    assert split.adapter_weights(8) == fused.adapter_weights(8) == 2 * 8 * (4096 + 2048)
+    assert (split.num_experts, split.num_active) == (128, 8)
+    per_token = memory_of(split, DEVICE).activations / MAX_TOKENS
+    assert per_token == 2 * 2048 * 2 + 4 * (4096 + 2048) + 8 * 3 * 4 * (2048 + 768)
+    assert memory_of(fused, DEVICE).activations < per_token * MAX_TOKENS, "gate and up read one input"
+
+
+def test_a_configuration_without_sizes_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="does not say hidden_size and vocab_size"):
+        shape_of({"num_hidden_layers": 2}, {})
