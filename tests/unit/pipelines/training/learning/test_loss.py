@@ -32,7 +32,7 @@ def loss_of(
     )
     torch.autograd.backward(loss)
     assert log_probs.grad is not None
-    return loss.item(), log_probs.grad.item(), sums
+    return loss.item(), log_probs.grad.item(), LossSums.of([sums], OBJECTIVE)
 
 
 def test_on_policy_it_is_plain_policy_gradient() -> None:
@@ -69,10 +69,11 @@ def test_figures_do_not_depend_on_how_a_batch_is_cut() -> None:
 
     def sums_of(rows: slice) -> LossSums:
         scores = TokenScores(log_probs[rows] * mask[rows], log_probs[rows].square())
-        return policy_loss(
+        _, sums = policy_loss(
             scores, behaviour[rows] * mask[rows], None, advantage[rows], mask[rows],
             num_tokens=int(mask.sum()), objective=OBJECTIVE,
-        )[1]  # fmt: skip
+        )  # fmt: skip
+        return LossSums.of([sums], OBJECTIVE)
 
     whole, parts = sums_of(slice(0, 4)), LossSums()
     for rows in (slice(0, 1), slice(1, 4)):
@@ -95,7 +96,7 @@ def test_masked_tokens_have_no_say_whatever_they_hold() -> None:
     torch.autograd.backward(loss)
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [[-1.0, 0.0]]
-    assert sums.ratio_max == 1.0
+    assert LossSums.of([sums], OBJECTIVE).ratio_max == 1.0
 
 
 @pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-30])
