@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from contracts.errors import InvalidSettings
-from pipelines.training.learning.loss import MAX_LOG_RATIO, LossSums, policy_loss
-from pipelines.training.learning.objectives import Objective
+from pipelines.training.learning.loss import MAX_LOG_RATIO, LossSums, policy_loss, tokens_of
+from pipelines.training.learning.objectives import OBJECTIVES, Objective
 from policy.logprobs import TokenScores
 from tests.each_case import each_case
 from tests.tolerances import tolerance
@@ -141,3 +141,18 @@ def test_an_unknown_loss_is_refused_and_the_known_ones_are_named() -> None:
         InvalidSettings, match="'best' is unknown; it is one of cispo, dppo, gspo, m2po, ppo, truncated, vcpo"
     ):
         Objective(3.0, 0.0, "best")
+
+
+@each_case("name", [name for name in OBJECTIVES if name != "m2po"])
+def test_the_loss_of_packed_rows_never_waits_for_the_device(name: str) -> None:
+    """Tensors without values raise wherever the host would have to know one."""
+    objective, meta = Objective(3.0, 0.02, name), torch.device("meta")
+    scores = TokenScores(torch.zeros(6, 1, device=meta, requires_grad=True), torch.zeros(6, 1, device=meta))
+    behaviour, each = torch.zeros(6, 1, device=meta), torch.ones(6, device=meta)
+    sequences = torch.zeros(6, dtype=torch.int64, device=meta), 3
+    plan = objective.plan(tokens_of(behaviour, behaviour, each, None, sequences))
+    loss, _ = policy_loss(
+        scores, behaviour, behaviour, each, None,
+        num_tokens=each, objective=objective, temperature_B=each, sequences=sequences, plan=plan,
+    )  # fmt: skip
+    torch.autograd.backward(loss)
