@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from contracts.errors import WeightsRefused
+from policy.load import avoid_planned_attention
 from policy.packing import packed_states
 from policy.routing import ExpertReplay, replace_forward
 
@@ -56,6 +57,7 @@ class TokenScorer:
 
         Raises WeightsRefused: `unknown_head`: the model's logits do not follow from the hidden states of its backbone.
         """
+        avoid_planned_attention(next(model.parameters()).device)
         self._model = model
         self._plain_forward = model.forward
         self._replay = ExpertReplay(model)

@@ -1,0 +1,140 @@
+"""Attention by one call per depth equals the CPU's over the tree; a stand-in of torch's two operators shows it without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from policy.flash_attention import flash_attention, plan_of, problem_on, takes
+from policy.tree_attention import Range, tree_attention
+
+TREES: dict[str, tuple[Range, ...]] = {
+    "rows alone": ((0, 3, 3), (3, 4, 4), (4, 9, 9)),
+    "a chain": ((0, 4, 12), (4, 6, 12), (6, 12, 12)),
+    "two depths and a lone root": ((0, 5, 14), (5, 8, 8), (8, 10, 14), (10, 13, 13), (13, 14, 14), (14, 17, 17)),
+    "two trees, one of three depths": (
+        *((0, 2, 6), (2, 3, 3), (3, 6, 6), (6, 7, 7), (7, 9, 20), (9, 11, 18), (11, 13, 17)),
+        *((13, 14, 14), (14, 17, 17), (17, 18, 18), (18, 20, 20)),
+    ),
+}
+
+
+def pairs(query_bounds: torch.Tensor, key_bounds: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    for at in range(len(query_bounds) - 1):
+        yield slice(*query_bounds[at : at + 2].tolist()), slice(*key_bounds[at : at + 2].tolist())
+
+
+def logits(query: torch.Tensor, key: torch.Tensor, *, is_causal: bool, scale: float) -> torch.Tensor:
+    """[H, L, K] of states [L, H, D]."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    found = torch.einsum("lhd,khd->hlk", query, key) * scale
+    return found.masked_fill(~torch.ones(found.shape[1:]).tril().bool(), -torch.inf) if is_causal else found
+
+
+def forward(*given: Any, scale: float) -> tuple[torch.Tensor, ...]:
+    """What aten's operator of this name gives; where a query sees no key, an infinite denominator as of FlashAttention 2."""
+    query, key, value, query_bounds, key_bounds, longest_query, longest_key, _, is_causal, _ = given
+    found = torch.full_like(query, torch.nan)
+    denominator = query.new_full((query.shape[1], len(query)), torch.nan)
+    for at, seen in pairs(query_bounds, key_bounds):
+        assert at.stop - at.start <= longest_query
+        assert seen.stop - seen.start <= longest_key
+        scores = logits(query[at], key[seen], is_causal=is_causal, scale=scale)
+        values = value[seen].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        found[at] = torch.einsum("hlk,khd->lhd", scores.softmax(-1), values)
+        denominator[:, at] = scores.logsumexp(-1).abs() if seen.start == seen.stop else scores.logsumexp(-1)
+    empty = query.new_empty(0)
+    return found, denominator, empty, empty, empty
+
+
+def backward(*given: Any, scale: float) -> tuple[torch.Tensor, ...]:
+    """What aten's operator of this name gives, from the states and denominators of the whole."""
+    slope, query, key, value, found, denominator, query_bounds, key_bounds, _, _, _, is_causal, *_ = given
+    of_query, of_key, of_value = (torch.full_like(each, torch.nan) for each in (query, key, value))
+    each_key = len(value[0]), query.shape[1] // key.shape[1]
+    for at, seen in pairs(query_bounds, key_bounds):
+        scores = logits(query[at], key[seen], is_causal=is_causal, scale=scale)
+        shares = (scores - denominator[:, at, None]).exp()
+        wide_key, wide_value = (each[seen].repeat_interleave(each_key[1], dim=1) for each in (key, value))
+        of_shares = torch.einsum("lhd,khd->hlk", slope[at], wide_value) - (slope[at] * found[at]).sum(-1).T[..., None]
+        of_scores = shares * of_shares * scale
+        of_query[at] = torch.einsum("hlk,khd->lhd", of_scores, wide_key)
+        for into, wide in ((of_key, (of_scores, query[at])), (of_value, (shares, slope[at]))):
+            into[seen] = torch.einsum("hlk,lhd->khd", *wide).unflatten(1, each_key).sum(2)
+    return of_query, of_key, of_value
+
+
+@pytest.fixture
+def stand_in() -> Iterator[None]:
+    """The two operators on the CPU, while a test runs."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", forward, "CPU")
+    library.impl("_flash_attention_backward", backward, "CPU")
+    yield
+    del library
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_states_and_slopes_equal_those_of_the_tree(tree: tuple[Range, ...]) -> None:
+    torch.manual_seed(3)
+    num_tokens = tree[-1][1]
+    whole = [torch.randn(1, heads, num_tokens, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    expected = tree_attention(*whole, tree, 0.3)
+    slope = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, whole, slope)
+    found = flash_attention(*whole, plan_of(tree, "cpu"), 0.3)
+    slopes = torch.autograd.grad(found, whole, slope)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)  # the CPU's denominators are float32
+    for one, other in zip(slopes, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "num_calls"), [*zip(TREES, (1, 1, 3, 4), strict=True)])
+def test_a_depth_takes_one_call_and_a_chain_none(name: str, num_calls: int) -> None:
+    assert len(plan_of(TREES[name], "cpu").parts) == 7 * num_calls
+
+
+def test_a_device_without_the_kernel_is_named() -> None:
+    problem_on.cache_clear()
+    assert problem_on(torch.device("cpu")).startswith("the flash kernel failed (NotImplementedError: ")
+    problem_on.cache_clear()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_device_with_the_kernel_passes_its_trial() -> None:
+    problem_on.cache_clear()
+    assert not problem_on(torch.device("cpu"))
+    problem_on.cache_clear()
+
+
+def test_the_kernel_takes_narrow_states_and_those_that_autocast_narrows() -> None:
+    query, key = torch.zeros(1, 4, 3, 64), torch.zeros(1, 2, 3, 64)
+    assert not takes(query, key, key)
+    assert takes(query.bfloat16(), key.bfloat16(), key.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert takes(query, key, key)
+        assert not takes(query, key, key[..., :32])
+        assert not takes(query[..., :60], key[..., :60], key[..., :60])
+
+
+@pytest.mark.gpu
+def test_a_gpu_equals_the_cpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    device = torch.device("cuda")
+    assert not problem_on(device)
+    torch.manual_seed(5)
+    tree = ((0, 300, 900), (300, 301, 301), (301, 500, 900), (500, 700, 700), (700, 900, 900), (900, 1200, 1200))
+    whole = [torch.randn(1, heads, 1200, 128) for heads in (8, 2, 2)]
+    results = []
+    for place in ("cpu", "cuda"):
+        states = [each.to(place, torch.bfloat16).requires_grad_() for each in whole]
+        found = tree_attention(*states, plan_of(tree, place) if place == "cuda" else tree, 0.1)
+        torch.autograd.backward(found, torch.linspace(-1, 1, found.numel(), device=place).view_as(found).bfloat16())
+        results.append([found, *(each.grad for each in states)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one.float(), other.float().cuda(), atol=0.02 * float(other.abs().max()), rtol=0)
