@@ -98,7 +98,7 @@ def grouped_attention(
         before = group.ancestors_P if sliding_window is None else group.ancestors_P[-sliding_window:]
         nodes = [_nodes_of(each, group.nodes_GL) for each in states]
         if len(before):
-            shared = [each[:, :, before].expand(len(group.nodes_GL), -1, -1, -1) for each in (key, value)]
+            shared = [each[:, :, before].expand(len(group.nodes_GL), -1, -1, -1) for each in states[1:]]
             nodes[1:] = [torch.cat(both, dim=2) for both in zip(shared, nodes[1:], strict=True)]
         mask = _mask(len(before), group.nodes_GL.shape[1], sliding_window, states[0].device)
         seen, _ = sdpa_attention_forward(module, *nodes, mask, **options)

@@ -74,6 +74,7 @@ class TokenScorer:
         experts_BLMK: torch.Tensor | None = None,
         *,
         support_NK: torch.Tensor | None = None,
+        scored_N: torch.Tensor | None = None,
     ) -> TokenScores:
         """Score the tokens that `mask_BT` selects, under softmax(logits / temperature), over the support of each.
 
@@ -85,10 +86,12 @@ class TokenScorer:
             experts_BLMK: the experts that the engine chose, `routing.ABSENT` where unknown; None: the model chooses.
             support_NK: up to K ids that each of the N selected tokens was drawn from, row after row, -1 where there are fewer; a
                 row of -1, or None: every id.
+            scored_N: where the mask is True, counted row after row; None: to be found, which waits for the device.
 
         Raises ExpertsNotReplayed: the model cannot take given experts.
         """
-        arguments = input_ids_BL, attention_mask_BL, mask_BT, temperature_B, support_NK
+        scored_N = mask_BT.flatten().nonzero()[:, 0] if scored_N is None else scored_N
+        arguments = input_ids_BL, attention_mask_BL, mask_BT.shape, temperature_B, support_NK, scored_N
         return self._called(self._scores, arguments, experts_BLMK)
 
     def score_packed(
@@ -130,22 +133,25 @@ class TokenScorer:
             problem = f"{type(self._model).__name__} cannot be trained: its logits need more than its hidden states"
             raise WeightsRefused("unknown_head", problem)
 
-    def _scores(
+    def _scores(  # noqa: PLR0917 called by position, in the place of the model's own forward
         self,
         input_ids_BL: torch.Tensor,
         attention_mask_BL: torch.Tensor,
-        mask_BT: torch.Tensor,
+        shape: torch.Size,
         temperature_B: torch.Tensor | float,
         support_NK: torch.Tensor | None,
+        scored_N: torch.Tensor,
     ) -> TokenScores:
         output = self._model.base_model(input_ids=input_ids_BL, attention_mask=attention_mask_BL, use_cache=False)
-        states_ND = output.last_hidden_state[:, :-1][mask_BT]
-        labels_N = input_ids_BL[:, 1:][mask_BT]
+        row_N = scored_N // shape[1]
+        states_N = scored_N + row_N  # rows of states have one more
+        states_ND = output.last_hidden_state.flatten(0, 1).index_select(0, states_N)
+        labels_N = input_ids_BL.flatten()[states_N + 1]
         temperature_B = torch.as_tensor(temperature_B, dtype=torch.float32, device=states_ND.device)
-        temperature_N = temperature_B.expand(len(mask_BT))[:, None].expand_as(mask_BT)[mask_BT]
-        log_probs_N, entropy_N = self._of_states(output, states_ND, labels_N, temperature_N, support_NK)
-        zeros_BT = torch.zeros(mask_BT.shape, device=states_ND.device)
-        return TokenScores(zeros_BT.masked_scatter(mask_BT, log_probs_N), zeros_BT.masked_scatter(mask_BT, entropy_N))
+        temperature_N = temperature_B.expand(shape[0])[row_N]
+        found = self._of_states(output, states_ND, labels_N, temperature_N, support_NK)
+        zeros = torch.zeros(shape.numel(), device=states_ND.device)
+        return TokenScores(*(zeros.index_copy(0, scored_N, each).view(shape) for each in found))
 
     def _packed_scores(
         self,
@@ -156,7 +162,9 @@ class TokenScorer:
         support_SK: torch.Tensor | None,
     ) -> TokenScores:
         output = packed_states(self._model, packing)
-        found = self._of_states(output, output.last_hidden_state[0][states_S], labels_S, temperature_S, support_SK)
+        found = self._of_states(
+            output, output.last_hidden_state[0].index_select(0, states_S), labels_S, temperature_S, support_SK
+        )
         return TokenScores(*(each[:, None] for each in found))
 
     def _of_states(
