@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from contracts.errors import WeightsRefused
 from policy.load import avoid_planned_attention
+from policy.narrow_head import narrow_head
 from policy.packing import packed_states
 from policy.routing import ExpertReplay, replace_forward
 
@@ -33,6 +34,8 @@ MAX_LOGITS = 2**22
 """Logits held at once (16 MB in float32) ..."""
 MIN_PIECE = 256
 """... but never fewer tokens than this: below, a matmul of a large vocabulary is slow."""
+_GPU_LOGITS, _GPU_PIECE = 2**28, 2048
+"""The same off the CPU (1 GB in float32): each piece reads the head's weights, and adds to their gradient, once more."""
 
 _FAR = 0.05
 """Of the largest logit: more than rounding in any dtype, less than any other head."""
@@ -128,7 +131,7 @@ class TokenScorer:
         ids_BL = torch.arange(3, device=next(self._model.parameters()).device)[None]
         expected = self._plain_forward(input_ids=ids_BL, use_cache=False).logits[0].float()
         output = self._model.base_model(input_ids=ids_BL, use_cache=False)
-        logits = self._logits(output, None, output.last_hidden_state[0])
+        logits = self._logits(output, None, None, output.last_hidden_state[0])
         if logits.shape != expected.shape or (logits - expected).abs().max() > _FAR * expected.abs().max():
             problem = f"{type(self._model).__name__} cannot be trained: its logits need more than its hidden states"
             raise WeightsRefused("unknown_head", problem)
@@ -176,11 +179,14 @@ class TokenScorer:
         support_NK: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob and entropy of each label, in pieces."""
-        size = max(MIN_PIECE, MAX_LOGITS // self._model.config.get_text_config().vocab_size)
+        is_small = states_ND.device.type == "cpu"
+        most, least = (MAX_LOGITS, MIN_PIECE) if is_small else (_GPU_LOGITS, _GPU_PIECE)
+        size = max(least, most // self._model.config.get_text_config().vocab_size)
+        narrow = narrow_head(self._model.get_output_embeddings(), states_ND)
         columns = [torch.split(each, size) for each in (states_ND, labels_N, temperature_N)]
         supports = repeat(None, len(columns[0])) if support_NK is None else torch.split(support_NK, size)
         found = [
-            _scored_piece(partial(self._logits, output, support), *piece)
+            _scored_piece(partial(self._logits, output, support, narrow), *piece)
             for support, *piece in zip(supports, *columns, strict=True)
         ]
         empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
@@ -189,13 +195,26 @@ class TokenScorer:
         )
         return log_probs_N, entropy_N
 
-    def _logits(self, output: Any, support_NK: torch.Tensor | None, states_ND: torch.Tensor) -> torch.Tensor:
-        """New float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states."""
-        states_ND = states_ND.float() if torch.is_autocast_enabled(states_ND.device.type) else states_ND
+    def _logits(
+        self,
+        output: Any,
+        support_NK: torch.Tensor | None,
+        narrow: Callable[[torch.Tensor], torch.Tensor] | None,
+        states_ND: torch.Tensor,
+    ) -> torch.Tensor:
+        """New float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states.
+
+        `narrow`: the forward of its last layer, if not its own.
+        """
+        if narrow is None and torch.is_autocast_enabled(states_ND.device.type):
+            states_ND = states_ND.float()
         made = type(output)(**{**output, "last_hidden_state": states_ND[None]})
-        # Autocast would round the logits to 8 bits: log-probs would be off by hundredths.
-        plain = torch.autocast(states_ND.device.type, enabled=False)
-        with _forward_of(self._model.base_model, lambda *_args, **_kwargs: made), plain:
+        with ExitStack() as stack:
+            stack.enter_context(_forward_of(self._model.base_model, lambda *_args, **_kwargs: made))
+            if narrow is not None:
+                stack.enter_context(_forward_of(self._model.get_output_embeddings(), narrow))
+            # Autocast would round the logits to 8 bits: log-probs would be off by hundredths.
+            stack.enter_context(torch.autocast(states_ND.device.type, enabled=False))
             ids = torch.zeros((1, 1), dtype=torch.long, device=states_ND.device)
             logits: torch.Tensor = self._plain_forward(input_ids=ids, use_cache=False).logits
         return logits[0].float() if support_NK is None else _over_support(logits[0].float(), support_NK)
