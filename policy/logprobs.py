@@ -20,13 +20,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from contracts.errors import WeightsRefused
+from policy.compiled import compiled_layers
 from policy.load import avoid_planned_attention
 from policy.narrow_head import narrow_head
 from policy.packing import packed_states
 from policy.routing import ExpertReplay, replace_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from policy.packing import Packing
 
@@ -66,7 +67,12 @@ class TokenScorer:
         self._replay = ExpertReplay(model)
         self.recomputes = False
         """The layers run again in the backward pass: see `recomputed`."""
+        self._compiled: dict[Any, Callable[..., Any]] = {}
         self._check_head()
+
+    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Let all forward passes from now on run compiled layers: see `compiled_layers`."""
+        self._compiled = compiled_layers(self._model, backend)
 
     def __call__(
         self,
@@ -118,7 +124,11 @@ class TokenScorer:
         """What the model returns with this forward, through the experts."""
         recomputes = self.recomputes and torch.is_grad_enabled()
         self._replay.use(experts_BLMK)
-        with _forward_of(self._model, forward), recomputed(self._model) if recomputes else nullcontext():
+        with (
+            _forward_of(self._model, forward),
+            _layers_of(self._compiled),
+            recomputed(self._model) if recomputes else nullcontext(),
+        ):
             scores: TokenScores = self._model(*arguments)
         # The backward pass may need the given experts again.
         if not (recomputes or (torch.is_grad_enabled() and getattr(self._model, "is_activation_checkpointing", False))):
@@ -240,17 +250,24 @@ def _forward_of(module: Any, forward: Any) -> Iterator[None]:
 
 
 @contextmanager
+def _layers_of(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """A block in which these modules have these forwards."""
+    with ExitStack() as stack:
+        for module, forward in forwards.items():
+            stack.enter_context(_forward_of(module, forward))
+        yield
+
+
+@contextmanager
 def recomputed(model: Any) -> Iterator[None]:
     """A block in which forward passes hold only the inputs of the model's layers; the backward pass computes the layers again.
 
     D floats per token and layer instead of about 20 D. What the layers read must stay until then. transformers' own switch works in
     train mode only, where layers also drop activations at random.
     """
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, GradientCheckpointingLayer):
-                again = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
-                stack.enter_context(_forward_of(module, again))
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
+    with _layers_of({layer: again(layer.forward) for layer in layers}):
         yield
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from policy.compiled import compiled_layers
 from policy.flash_attention import flash_attention, plan_of, problem_on, takes
+from policy.logprobs import TokenScorer
+from policy.packing import make_packable, pack
 from policy.tree_attention import Range, tree_attention
+from tests.models import tiny_model
 
 TREES: dict[str, tuple[Range, ...]] = {
     "rows alone": ((0, 3, 3), (3, 4, 4), (4, 9, 9)),
@@ -138,3 +145,53 @@ def test_a_gpu_equals_the_cpu() -> None:
         results.append([found, *(each.grad for each in states)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one.float(), other.float().cuda(), atol=0.02 * float(other.abs().max()), rtol=0)
+
+
+def test_a_machine_without_a_compiler_is_named() -> None:
+    def backend(_graph: Any, _inputs: Any) -> Any:
+        raise OSError("no compiler here")
+
+    with capture_logs() as logs:
+        assert not compiled_layers(tiny_model("llama"), backend)
+    assert "no compiler here" in logs[0]["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it, and hides its own warning
+def test_compiled_layers_score_alike_and_one_graph_serves_all_layers_and_lengths() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        if any("flash_tree" in str(node.target) for node in graph.graph.nodes):
+            graphs.append(graph)
+        return graph
+
+    plain, compiled = (tiny_model("qwen3").requires_grad_(requires_grad=True) for _ in range(2))
+    scorers = [TokenScorer(model) for model in (plain, compiled) if not make_packable(model)]
+    scorers[1].compile_layers(backend)
+    for number in range(6):
+        scorers[1].recomputes = number >= 3
+        expected, found = (scored(scorer, number, by_plan=scorer is scorers[1]) for scorer in scorers)
+        torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+        for one, other in zip(compiled.parameters(), plain.parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            torch.testing.assert_close(one.grad, other.grad, atol=0.1 * float(other.grad.abs().max()), rtol=0)
+    assert len(graphs) == 1
+
+
+def scored(scorer: TokenScorer, number: int, *, by_plan: bool) -> torch.Tensor:
+    """Log-probs of rows that share a prefix, other lengths for each number. Accumulates the gradient."""
+    random = np.random.default_rng(number)
+    shared = random.integers(0, 704, 20 + number)
+    rows = [np.append(shared, random.integers(0, 704, length + number)) for length in (5, 9)] + [shared[1:]]
+    packing = pack(rows)
+    assert isinstance(packing.tree, tuple)
+    packing = replace(packing, tree=plan_of(packing.tree, "cpu")) if by_plan else packing
+    states = torch.from_numpy(np.concatenate([places[:-1] for places in packing.places]))
+    labels = torch.from_numpy(np.concatenate([row[1:] for row in rows]))
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = scorer.score_packed(packing, states, labels, torch.ones(len(labels)))
+    torch.autograd.backward(scores.log_probs_BT.sum())
+    return scores.log_probs_BT.detach()
