@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -68,11 +68,14 @@ class TokenScorer:
         self.recomputes = False
         """The layers run again in the backward pass: see `recomputed`."""
         self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._softmax = _Softmax(_scores_of, _slope_of)
         self._check_head()
 
     def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        """Let all forward passes from now on run compiled layers: see `compiled_layers`."""
+        """Let all forward passes from now on run compiled layers: see `compiled_layers`. What follows the head is compiled with them."""
         self._compiled = compiled_layers(self._model, backend)
+        if self._compiled:
+            self._softmax = _Softmax(*(torch.compile(each, dynamic=True, backend=backend) for each in self._softmax))
 
     def __call__(
         self,
@@ -196,7 +199,7 @@ class TokenScorer:
         columns = [torch.split(each, size) for each in (states_ND, labels_N, temperature_N)]
         supports = repeat(None, len(columns[0])) if support_NK is None else torch.split(support_NK, size)
         found = [
-            _scored_piece(partial(self._logits, output, support, narrow), *piece)
+            _scored_piece(self._softmax, partial(self._logits, output, support, narrow), *piece)
             for support, *piece in zip(supports, *columns, strict=True)
         ]
         empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
@@ -271,7 +274,43 @@ def recomputed(model: Any) -> Iterator[None]:
         yield
 
 
+def _scores_of(
+    logits_NV: torch.Tensor, labels_N: torch.Tensor, temperature_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Natural log-prob, entropy in nats, and logarithm of the denominator. Overwrites the logits."""
+    logits_NV.div_(temperature_N[:, None])
+    highest_N1 = logits_NV.amax(-1, keepdim=True)
+    weights_NV = logits_NV.sub_(highest_N1).exp()
+    total_N = weights_NV.sum(-1)
+    log_probs_N = logits_NV.gather(1, labels_N[:, None])[:, 0] - total_N.log()
+    # A logit of -inf has weight 0, and 0 times -inf would be no number.
+    mean_N = torch.linalg.vecdot(weights_NV, logits_NV.clamp_(min=torch.finfo(torch.float32).min)) / total_N
+    return log_probs_N, total_N.log() - mean_N, highest_N1[:, 0] + total_N.log()
+
+
+def _slope_of(
+    logits_NV: torch.Tensor,
+    labels_N: torch.Tensor,
+    temperature_N: torch.Tensor,
+    denominator_N: torch.Tensor,
+    slope_N: torch.Tensor,
+) -> torch.Tensor:
+    """Of the logits, from that of their log-probs."""
+    scale_N1 = (slope_N / temperature_N)[:, None]
+    slope_NV = logits_NV / temperature_N[:, None]
+    slope_NV.sub_(denominator_N[:, None]).exp_().mul_(-scale_N1)
+    return slope_NV.scatter_add_(1, labels_N[:, None], scale_N1)
+
+
+class _Softmax(NamedTuple):
+    """The two functions above, as they are or compiled."""
+
+    scores: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    slope: Callable[..., torch.Tensor]
+
+
 def _scored_piece(
+    softmax: _Softmax,
     head: Callable[[torch.Tensor], torch.Tensor],
     states_ND: torch.Tensor,
     labels_N: torch.Tensor,
@@ -280,48 +319,38 @@ def _scored_piece(
     """Natural log-prob (with gradient, of the head too) and entropy in nats (without), of softmax(logits / temperature).
 
     Autograd would keep, or compute again, each step from logits to log-probability: five tensors of the logits' size. Their derivative is
-    known, (one-hot - softmax) / temperature, so the backward pass computes the logits again and turns them into their slope in place.
+    known, (one-hot - softmax) / temperature, so the backward pass computes the logits again and turns them into their slope.
     """
     # The parameters are hidden in `head`: without an input that needs a gradient, autograd would not come back here.
     needs = torch.empty(0, requires_grad=True)
-    log_probs_N, entropy_N = _ScoredPiece.apply(head, states_ND, labels_N, temperature_N, needs)  # type: ignore[no-untyped-call]
+    log_probs_N, entropy_N = _ScoredPiece.apply(softmax, head, states_ND, labels_N, temperature_N, needs)  # type: ignore[no-untyped-call]
     return log_probs_N, entropy_N
 
 
 class _ScoredPiece(torch.autograd.Function):
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 autograd passes by position
         ctx: Any,
+        softmax: _Softmax,
         head: Callable[[torch.Tensor], torch.Tensor],
         states_ND: torch.Tensor,
         labels_N: torch.Tensor,
         temperature_N: torch.Tensor,
         _needs: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_NV = head(states_ND).div_(temperature_N[:, None])
-        highest_N1 = logits_NV.amax(-1, keepdim=True)
-        weights_NV = logits_NV.sub_(highest_N1).exp()
-        total_N = weights_NV.sum(-1)
-        log_probs_N = logits_NV.gather(1, labels_N[:, None])[:, 0] - total_N.log()
-        # A logit of -inf has weight 0, and 0 times -inf would be no number.
-        mean_N = torch.linalg.vecdot(weights_NV, logits_NV.clamp_(min=torch.finfo(torch.float32).min)) / total_N
-        entropy_N = total_N.log() - mean_N
-        ctx.save_for_backward(states_ND, labels_N, temperature_N, highest_N1[:, 0] + total_N.log())
-        ctx.head, ctx.device_type = head, states_ND.device.type
+        log_probs_N, entropy_N, denominator_N = softmax.scores(head(states_ND), labels_N, temperature_N)
+        ctx.save_for_backward(states_ND, labels_N, temperature_N, denominator_N)
+        ctx.head, ctx.softmax, ctx.device_type = head, softmax, states_ND.device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
         ctx.mark_non_differentiable(entropy_N)
         return log_probs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, slope_N: torch.Tensor, _entropy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        states_ND, labels_N, temperature_N, denominator_N = ctx.saved_tensors
+        states_ND, *rest = ctx.saved_tensors
         states_ND = states_ND.detach().requires_grad_()
         enabled, dtype = ctx.autocast
         with torch.enable_grad(), torch.autocast(ctx.device_type, dtype, enabled=enabled):
             logits_NV = ctx.head(states_ND)
-        scale_N1 = (slope_N / temperature_N)[:, None]
-        slope_NV = logits_NV.detach() / temperature_N[:, None]
-        slope_NV.sub_(denominator_N[:, None]).exp_().mul_(-scale_N1)
-        slope_NV.scatter_add_(1, labels_N[:, None], scale_N1)
-        torch.autograd.backward(logits_NV, slope_NV)
-        return None, states_ND.grad, None, None, None
+        torch.autograd.backward(logits_NV, ctx.softmax.slope(logits_NV.detach(), *rest, slope_N))
+        return None, None, states_ND.grad, None, None, None
