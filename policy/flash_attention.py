@@ -101,6 +101,8 @@ def problem_on(device: torch.device) -> str:
             (one - other).abs().max() <= _FAR * other.abs().max() for one, other in zip(found, expected, strict=True)
         )
         problem = "the flash kernel's results differ from those of masked attention" if is_far else ""
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the kernel, and this is asked once
     except (RuntimeError, TypeError) as error:  # no such kernel here, or another release of torch
         problem = f"the flash kernel failed ({type(error).__name__}: {str(error).splitlines()[0]})"
     if problem:

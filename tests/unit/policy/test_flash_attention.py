@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from policy.compiled import compiled_layers
 from policy.flash_attention import flash_attention, plan_of, problem_on, takes
 from policy.logprobs import TokenScorer
-from policy.packing import make_packable, pack
+from policy.packing import make_packable, pack, packed_states
 from policy.tree_attention import Range, tree_attention
 from tests.models import tiny_model
 
@@ -145,6 +145,44 @@ def test_a_gpu_equals_the_cpu() -> None:
         results.append([found, *(each.grad for each in states)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one.float(), other.float().cuda(), atol=0.02 * float(other.abs().max()), rtol=0)
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("length", [8, 60])
+def test_windows_as_wide_as_the_rows_hide_nothing_and_narrower_ones_are_computed_in_groups(length: int) -> None:
+    model = tiny_model("gemma3")
+    assert not make_packable(model)
+    random = np.random.default_rng(2)
+    shared = random.integers(0, 704, 17)
+    rows = [np.append(shared, random.integers(0, 704, length - number)) for number in range(3)]
+    tree = pack(rows).tree
+    assert isinstance(tree, tuple)
+    packing = pack(rows, windowed=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected, found = (
+            packed_states(model, each).last_hidden_state
+            for each in (packing, replace(packing, tree=plan_of(tree, "cpu")))
+        )
+    assert float((found - expected).norm()) < 0.02 * float(expected.norm())
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_not_waited_for_between_a_batch_and_its_gradient() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model = tiny_model("qwen3").requires_grad_(requires_grad=True)
+    assert not make_packable(model)
+    scorer = TokenScorer(model.cuda())
+    packing = pack([np.arange(40), np.append(np.arange(30), 7)], device="cuda")
+    labels = torch.tensor([5, 6], device="cuda")
+    for is_strict in (False, True):  # what is made once may wait
+        torch.cuda.set_sync_debug_mode("error" if is_strict else "default")
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                scores = scorer.score_packed(packing, labels, labels, torch.ones(2, device="cuda"))
+            torch.autograd.backward(scores.log_probs_BT.sum())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_machine_without_a_compiler_is_named() -> None:
