@@ -29,6 +29,9 @@ _HEADS = ("lm_head", "embed_out", "score")
 class Adapter(torch.nn.Module):
     """The adapter of one module tree. `policy.weights` reads and writes it as it does a model, but for the tensor `CONFIG`."""
 
+    has_checkpoint_names = True
+    """For `policy.conversion`: nothing needs converting."""
+
     def __init__(
         self, model: Any, config: AdapterConfig, *, dtype: torch.dtype, seed: int = 0, is_attached: bool = True
     ) -> None:

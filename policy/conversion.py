@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from contracts.errors import WeightsRefused
@@ -213,9 +212,8 @@ def _recorded(model: Any) -> dict[str, CheckpointTensor]:
             raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only floating point can be published")
     owners = {_storage_of(tensor): name for name, tensor in blank.items()}
     with _Recorder() as recorder:
-        converted: dict[str, torch.Tensor] = (
-            revert_weight_conversion(model, dict(blank)) if isinstance(model, PreTrainedModel) else dict(blank)
-        )
+        has_names = getattr(model, "has_checkpoint_names", False)
+        converted: dict[str, torch.Tensor] = dict(blank) if has_names else revert_weight_conversion(model, dict(blank))
 
     def place_of(tensor: torch.Tensor) -> Place:
         key = _storage_of(tensor)
