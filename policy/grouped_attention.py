@@ -85,7 +85,7 @@ def _alike(nodes: list[Node]) -> list[list[int]]:
     return found
 
 
-@torch.compiler.disable  # the number of groups differs from batch to batch
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of groups differs from batch to batch
 def grouped_attention(
     module: Any,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
