@@ -20,10 +20,9 @@ import torch
 
 from contracts.errors import InvalidSettings
 from policy.weights import Changes, ModelBits
-from weights.adapters import CONFIG, PREFIX, AdapterConfig
+from weights.adapters import CONFIG, PREFIX, A, AdapterConfig, B
 from weights.tensors import Tensor
 
-A, B = "lora_A.weight", "lora_B.weight"
 _HEADS = ("lm_head", "embed_out", "score")
 
 
@@ -76,13 +75,11 @@ class Adapter(torch.nn.Module):
         low = torch.nn.functional.linear(inputs[0].to(a_RI.dtype), a_RI)
         return output + (torch.nn.functional.linear(low, b_OR) * (config.alpha / config.rank)).to(output.dtype)
 
-    def named_parameters(  # type: ignore[override]  # of a module without submodules
-        self, *_: Any, **__: Any
-    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """The weights under peft's names."""
         yield from self._weights.items()
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]  # as above
+    def state_dict(self, *_: Any, **__: Any) -> Any:
         """As `named_parameters`: the tensors themselves."""
         return dict(self._weights)
 

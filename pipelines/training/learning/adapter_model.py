@@ -48,7 +48,8 @@ class AdapterModel(WholeModel):
             base_root=root_of(base),
         )
         self.adapter = Adapter(model.to(place), config, dtype=torch.float32)
-        parameters = {name: weight.requires_grad_() for name, weight in self.adapter.named_parameters()}
+        self.adapter.requires_grad_(requires_grad=True)
+        parameters = dict(self.adapter.named_parameters())
         identity = f"{identity_of(base, int(model.config.vocab_size))}+{_digest(config)}"
         return parameters, identity, partial(_WithoutAdapter, self)
 
@@ -98,8 +99,10 @@ class _WithoutAdapter:
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
         """As in `Reference`."""
         adapter = self._trainee.adapter
-        is_base = bits is None or config_of(bits) is None
-        other = adapter.off() if is_base else adapter.holding(_values(weights_in(bits, adapter.config_of_version)))
+        if bits is None or config_of(bits) is None:
+            other = adapter.off()
+        else:
+            other = adapter.holding(_values(weights_in(bits, adapter.config_of_version)))
         with other, self._trainee.computing():
             return [batch.scored_by(self._trainee.scorer).log_probs_BT for batch in batches]
 
