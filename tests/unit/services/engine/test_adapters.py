@@ -121,8 +121,13 @@ async def test_an_answer_goes_on_over_swaps_and_the_way_back_needs_no_store(
 
 
 async def test_five_arms_share_one_base(open_engine: Callable[..., Engine], published: Adapted) -> None:
-    made = itertools.count()
-    engine = open_engine(make_model=lambda: (next(made) and base_model()) or base_model())
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(base_model())
+        return made[-1]
+
+    engine = open_engine(make_model=make)
     held = {"live": 4, "candidate": 5, "learning": 3, "canary": 2, "holdout": 0}
     engine.update("live", 0)
     for arm, version in [*held.items()][1:]:
