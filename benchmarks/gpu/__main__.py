@@ -1,0 +1,159 @@
+"""Fill the tables "On a GPU" of docs/performance.md on one card, in at most eight minutes.
+
+usage: python -m benchmarks.gpu [--out FOLDER] [--only TEXT] [--seconds 480] [--rehearse]
+
+In: a machine with torch and transformers; what else the product imports may lie in `runs/gpu-packages` (`make gpu-packages`). Out: a line
+and a JSON file after each row. Each row is a process of its own with a deadline, most valuable first, so that a row that fails, hangs or
+does not fit costs its own figures only: what it had is kept, and the reason stands beside it. `--rehearse` runs all of it at tiny
+size on a CPU, as a test of this script; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import ZipFile
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ROOT / "runs" / "gpu-packages"
+SECONDS = 480.0
+LEAST = 8.0
+"""Seconds below which no further row is begun."""
+
+Figures = dict[str, Any]
+
+
+class GpuRow(NamedTuple):
+    """A row: `MODULE:FUNCTION` of this folder with its arguments, a generator of figures."""
+
+    name: str
+    seconds: float
+    """The most it may take."""
+    function: str
+    arguments: Figures = {}
+
+
+ROWS = (
+    GpuRow("machine", 30, "machine:facts"),
+    GpuRow("trainer, anchor computed", 110, "steps:trainer"),
+    GpuRow("plain step (L1)", 50, "steps:plain"),
+    GpuRow("plain step, blocks compiled (L2)", 80, "steps:plain", {"compiled": True}),
+    GpuRow("trainer, anchor given", 80, "steps:trainer", {"anchor": "given"}),
+    GpuRow("trainer, no anchor", 60, "steps:trainer", {"anchor": "none"}),
+    GpuRow("adapter of rank 8", 60, "steps:trainer", {"anchor": "none", "adapter": {"rank": 8, "alpha": 32}}),
+    GpuRow("adapter of rank 32, 8 B", 100, "steps:trainer", {"size": "8B", "adapter": {"rank": 32, "alpha": 32}}),
+    GpuRow("masters in host memory", 70, "steps:trainer", {"anchor": "none", "masters": "host"}),
+    GpuRow("a changed version on the card", 40, "versions:pauses"),
+    GpuRow("a version through the codec", 80, "versions:codec"),
+    GpuRow("adapter swap, 8 B, rank 32", 20, "versions:adapter_swap"),
+    GpuRow("adapter of rank 32", 50, "steps:trainer", {"anchor": "none", "adapter": {"rank": 32, "alpha": 32}}),
+    GpuRow("our engine, for trying out", 70, "engine:speed"),
+)
+
+
+def main(arguments: Sequence[str]) -> Figures:
+    """Run the rows; returns what the file holds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results"))
+    parser.add_argument("--only", default="", help="rows whose names contain this")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all rows together")
+    parser.add_argument("--rehearse", action="store_true", help="at tiny size on a CPU")
+    options = parser.parse_args(arguments)
+    began, method = time.monotonic(), "fork"
+    report: Figures = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rehearsed": options.rehearse, "rows": {}}
+    path = options.out / f"{report['at'][:10]}-gpu.json"
+    with tempfile.TemporaryDirectory() as folder:
+        sys.path[:0] = _carried(Path(folder))
+        _import_once()
+        for row in (row for row in ROWS if options.only in row.name):
+            left = min(row.seconds, options.seconds - (time.monotonic() - began))
+            started = time.monotonic()
+            found = run_row(row, left, method, rehearse=options.rehearse) if left > LEAST else {"not_run": "no time"}
+            method = found.get("start_method", method)
+            report["rows"][row.name] = {**found, "row_seconds": time.monotonic() - started}
+            print(f"{row.name}: {json.dumps(found)}", flush=True)
+            _write(path, report)
+            if found.get("device") == "none" and not options.rehearse:
+                sys.exit("this machine has no CUDA device: --rehearse runs the script on a CPU")
+    print(f"{time.monotonic() - began:.0f} s; written: {path}")
+    return report
+
+
+def run_row(row: GpuRow, seconds: float, method: str, *, rehearse: bool) -> Figures:
+    """What a row found within its seconds; `not_run` says why nothing, `broke_off` why not all of it."""
+    context: Any = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(row, sender), kwargs={"rehearse": rehearse, "seconds": seconds})
+    process.start()
+    sender.close()
+    deadline, found = time.monotonic() + seconds, Figures()
+    try:
+        while receiver.poll(max(deadline - time.monotonic(), 0)):
+            found = found | receiver.recv()
+        found["broke_off"] = f"no time: stopped after {seconds:.0f} s"
+    except EOFError:
+        process.join(LEAST)
+        if process.exitcode:
+            found["broke_off"] = f"its process ended with status {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+    if found.keys() == {"broke_off"}:
+        found = {"not_run": found["broke_off"]}
+    return found
+
+
+def _child(row: GpuRow, sender: Connection, *, rehearse: bool, seconds: float) -> None:
+    """Run a row, and send what it finds. A reason is short, its traceback goes to standard error."""
+    module, _, name = row.function.partition(":")
+    try:
+        function: Callable[..., Iterator[Figures]] = getattr(import_module(f"benchmarks.gpu.{module}"), name)
+        for found in function(**row.arguments, rehearse=rehearse, seconds=seconds):
+            sender.send(found)
+    except ModuleNotFoundError as error:
+        sender.send({"broke_off": f"this machine has no {error.name}: carry it with `make gpu-packages`"})
+    except Exception as error:  # noqa: BLE001 whatever fails costs its row only
+        traceback.print_exc()
+        sender.send({"broke_off": f"{type(error).__name__}: {str(error)[:300]}"})
+
+
+def _import_once() -> None:
+    """Import what the rows need before they are forked. Nothing of it may touch the device: CUDA does not survive a fork."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    for name in ("transformers.models.qwen3.modeling_qwen3", "pipelines.training.learning.whole_model"):
+        with suppress(ModuleNotFoundError):
+            import_module(name)
+
+
+def _carried(folder: Path) -> list[str]:
+    """A folder for `sys.path` with the carried packages. Wheels for several Pythons unpack over one another."""
+    wheels = sorted(PACKAGES.glob("*.whl"))
+    for wheel in wheels:
+        with ZipFile(wheel) as file:
+            file.extractall(folder)
+    return [str(folder)] if wheels else []
+
+
+def _write(path: Path, report: Figures) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(report, indent=2) + "\n")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
