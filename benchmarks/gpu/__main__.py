@@ -38,30 +38,36 @@ Figures = dict[str, Any]
 
 
 class GpuRow(NamedTuple):
-    """A row: `MODULE:FUNCTION` of this folder with its arguments, a generator of figures."""
+    """A row: `MODULE:FUNCTION` with its arguments, a generator of figures."""
 
     name: str
     seconds: float
     """The most it may take."""
     function: str
-    arguments: Figures = {}
+    arguments: Figures
 
 
+def row(name: str, seconds: float, function: str, **arguments: Any) -> GpuRow:
+    """A row of this folder."""
+    return GpuRow(name, seconds, f"benchmarks.gpu.{function}", arguments)
+
+
+R8, R32 = ({"rank": rank, "alpha": 32} for rank in (8, 32))
 ROWS = (
-    GpuRow("machine", 30, "machine:facts"),
-    GpuRow("trainer, anchor computed", 110, "steps:trainer"),
-    GpuRow("plain step (L1)", 50, "steps:plain"),
-    GpuRow("plain step, blocks compiled (L2)", 80, "steps:plain", {"compiled": True}),
-    GpuRow("trainer, anchor given", 80, "steps:trainer", {"anchor": "given"}),
-    GpuRow("trainer, no anchor", 60, "steps:trainer", {"anchor": "none"}),
-    GpuRow("adapter of rank 8", 60, "steps:trainer", {"anchor": "none", "adapter": {"rank": 8, "alpha": 32}}),
-    GpuRow("adapter of rank 32, 8 B", 100, "steps:trainer", {"size": "8B", "adapter": {"rank": 32, "alpha": 32}}),
-    GpuRow("masters in host memory", 70, "steps:trainer", {"anchor": "none", "masters": "host"}),
-    GpuRow("a changed version on the card", 40, "versions:pauses"),
-    GpuRow("a version through the codec", 80, "versions:codec"),
-    GpuRow("adapter swap, 8 B, rank 32", 20, "versions:adapter_swap"),
-    GpuRow("adapter of rank 32", 50, "steps:trainer", {"anchor": "none", "adapter": {"rank": 32, "alpha": 32}}),
-    GpuRow("our engine, for trying out", 70, "engine:speed"),
+    row("machine", 30, "machine:facts"),
+    row("trainer, anchor computed", 110, "steps:trainer"),
+    row("plain step (L1)", 50, "steps:plain"),
+    row("plain step, blocks compiled (L2)", 80, "steps:plain", compiled=True),
+    row("trainer, anchor given", 80, "steps:trainer", anchor="given"),
+    row("trainer, no anchor", 60, "steps:trainer", anchor="none"),
+    row("adapter of rank 8", 60, "steps:trainer", adapter=R8),
+    row("adapter of rank 32, 8 B", 140, "steps:trainer", size="8B", adapter=R32),
+    row("masters in host memory", 70, "steps:trainer", anchor="none", masters="host"),
+    row("a changed version on the card", 40, "versions:pauses"),
+    row("a version through the codec", 90, "versions:codec"),
+    row("adapter swap, 8 B, rank 32", 20, "versions:adapter_swap"),
+    row("adapter of rank 32", 50, "steps:trainer", adapter=R32),
+    row("our engine, for trying out", 70, "engine:speed"),
 )
 
 
@@ -74,18 +80,22 @@ def main(arguments: Sequence[str]) -> Figures:
     parser.add_argument("--rehearse", action="store_true", help="at tiny size on a CPU")
     options = parser.parse_args(arguments)
     began, method = time.monotonic(), "fork"
-    report: Figures = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "rehearsed": options.rehearse, "rows": {}}
+    report: Figures = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "rehearsed": options.rehearse,
+        "rows": {},
+    }
     path = options.out / f"{report['at'][:10]}-gpu.json"
     with tempfile.TemporaryDirectory() as folder:
         sys.path[:0] = _carried(Path(folder))
         _import_once()
-        for row in (row for row in ROWS if options.only in row.name):
-            left = min(row.seconds, options.seconds - (time.monotonic() - began))
+        for each in (each for each in ROWS if options.only in each.name):
+            left = min(each.seconds, options.seconds - (time.monotonic() - began))
             started = time.monotonic()
-            found = run_row(row, left, method, rehearse=options.rehearse) if left > LEAST else {"not_run": "no time"}
+            found = run_row(each, left, method, rehearse=options.rehearse) if left > LEAST else {"not_run": "no time"}
             method = found.get("start_method", method)
-            report["rows"][row.name] = {**found, "row_seconds": time.monotonic() - started}
-            print(f"{row.name}: {json.dumps(found)}", flush=True)
+            report["rows"][each.name] = {**found, "row_seconds": time.monotonic() - started}
+            print(f"{each.name}: {json.dumps(found)}", flush=True)
             _write(path, report)
             if found.get("device") == "none" and not options.rehearse:
                 sys.exit("this machine has no CUDA device: --rehearse runs the script on a CPU")
@@ -121,7 +131,7 @@ def _child(row: GpuRow, sender: Connection, *, rehearse: bool, seconds: float) -
     """Run a row, and send what it finds. A reason is short, its traceback goes to standard error."""
     module, _, name = row.function.partition(":")
     try:
-        function: Callable[..., Iterator[Figures]] = getattr(import_module(f"benchmarks.gpu.{module}"), name)
+        function: Callable[..., Iterator[Figures]] = getattr(import_module(module), name)
         for found in function(**row.arguments, rehearse=rehearse, seconds=seconds):
             sender.send(found)
     except ModuleNotFoundError as error:

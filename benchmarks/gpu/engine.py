@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine.arms import MillraceArm
-from benchmarks.gpu.machine import model_of, peak_gib
+from benchmarks.gpu.machine import memory, model_of
 from policy.weights import tensors_of
 from services.engine.settings import EngineSettings
 from tests.worlds.engines.own import POLICY, Job, open_engine
@@ -31,8 +31,7 @@ def speed(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         publish_next(open_store_at(folder), POLICY, 0, base=None, target=tensors_of(model))
-        found = {"publish_in_full_seconds": time.perf_counter() - began}
-        yield found
+        yield {"publish_in_full_seconds": time.perf_counter() - began}
         began = time.perf_counter()
         with open_engine(folder, lambda: model, EngineSettings(slots=("live",))) as engine:
             yield {"load_arm_seconds": time.perf_counter() - began}
@@ -41,7 +40,7 @@ def speed(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
             for number in IN_FLIGHT:
                 rates = [arm.run(_jobs(number, NUM_TOKENS), number).by_clock for _ in range(2)]
                 yield {f"tokens_s_{number}": max(rates), f"step_ms_{number}": 1000 * number / max(rates)}
-            yield {"peak_gib": peak_gib(device)}
+            yield memory(device)
 
 
 def _jobs(number: int, num_tokens: int) -> list[Job]:

@@ -1,105 +1,115 @@
 """Steps of the trainer, and plain steps on the same rows: speed, share of the card, memory, waits for the device.
 
 In: a random policy, and rows of log-uniform lengths, others in each step, with the log-probs that this policy itself gives their tokens:
-ratios are near 1, as on product traffic. Rows of all steps are the same in each process. The first step is not measured.
+ratios are near 1, as on product traffic. The rows are the same in each process. The first step is not measured.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from benchmarks.gpu.machine import H100_BF16, model_of, peak_gib, spread, timed, wait
-from benchmarks.trainer.plain import PlainStep, log_probs, plain_rows
+from benchmarks.gpu.machine import memory, model_of, spread, timed
+from benchmarks.trainer.plain import PlainRow, PlainStep, log_probs, plain_rows
 from benchmarks.trainer.throughput import sample
-from contracts.records import Segment, pack_floats
+from contracts.records import Experience, Segment, pack_floats
 from pipelines.training.learning import trainees
+from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 
-if TYPE_CHECKING:
-    from contracts.records import Experience
-    from pipelines.training.learning.figures import StepResult
-
+H100_BF16 = 989e12
+"""Dense bfloat16 FLOP/s of an H100 SXM, by NVIDIA's data sheet."""
 ROWS, SHORTEST, LONGEST = 64, 128, 2048
 """Of a step; of a prompt, and of an answer."""
-MOST_STEPS = 6
+STEPS, PLAIN_STEPS = 3, 6
 MAX_TOKENS = 8192
 """Of one forward pass: 16,384 do not fit into 80 GB."""
-RATES = {"whole": 1e-6, "adapter": 1e-5}
-_SHOWN = ("ratio_mean", "ratio_max", "ess", "k3", "step_moved", "step_scale", "num_divergent", "anchor_kl", "gradient_norm")
+_SHOWN = (
+    "ratio_mean",
+    "ratio_max",
+    "ess",
+    "k3",
+    "step_moved",
+    "step_scale",
+    "num_divergent",
+    "anchor_kl",
+    "gradient_norm",
+)
 
 
 def trainer(
     *, rehearse: bool, seconds: float, size: str = "1.5B", anchor: str = "computed", **given: Any
 ) -> Iterator[dict[str, Any]]:
-    """`Learner.step` with the default objective, guard and bound. `given`: settings of [training] that a build may not have yet."""
-    began, device = time.perf_counter(), "cpu" if rehearse else "cuda"
-    if missing := sorted(given.keys() - TrainingSettings.model_fields.keys()):
-        yield {"not_run": f"not in this build: [training] {', '.join(missing)}"}
-        return
+    """`Learner.step` with the default objective, guard and bound. `given`: settings of [training] that a build may not have."""
+    began, device = perf_counter(), "cpu" if rehearse else "cuda"
+    lacks = sorted(given.keys() - TrainingSettings.model_fields.keys())
     if anchor == "given" and "anchor_logprobs" not in Segment.__struct_fields__:
-        yield {"not_run": "not in this build: log-probs of the anchor in a sample"}
+        lacks.append("log-probs of the anchor in a sample")
+    if lacks:
+        yield {"not_run": f"not in this build: {', '.join(lacks)}"}
         return
     settings = TrainingSettings(
-        learning_rate=RATES["adapter" if "adapter" in given else "whole"],
+        learning_rate=1e-5 if "adapter" in given else 1e-6,
         kl_coefficient=0.0 if anchor == "none" else TrainingSettings().kl_coefficient,
         precision="bfloat16",
-        max_tokens=256 if rehearse else MAX_TOKENS,
+        max_tokens=MAX_TOKENS,
         **given,
     )
+    # What is trained as a whole is made in float32, as from a checkpoint; a base that only an adapter changes need not be.
     model = model_of("tiny" if rehearse else size, device, torch.float32 if size == "1.5B" else torch.bfloat16)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    batches = [_scored(model, rows_of(number, rehearse=rehearse), device, anchor) for number in range(1 + MOST_STEPS // 2)]
-    resident = _allocated(device)
-    # A build without adapters has one kind only.
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    batches = [_scored(model, rows_of(number, rehearse=rehearse), device, anchor) for number in range(1 + STEPS)]
+    # A build without adapters has one kind of trainee.
     learner = Learner(getattr(trainees, "trainee_of", WholeModel)(model, settings, device), settings)
-    figures = {"parameters": num_parameters, "prepare_seconds": time.perf_counter() - began, "base_gib": resident}
-    figures["resident_gib"] = _allocated(device)
+    yield {
+        "weights": num_weights,
+        "prepare_seconds": perf_counter() - began,
+        "resident_gib": memory(device).get("held_gib"),
+    }
     results: list[StepResult] = []
-    taken: list[tuple[float, int]] = []
 
-    def step(items: Sequence[Experience]) -> None:
-        results.append(learner.step(items, [1.0] * len(items), {}))
+    def step(number: int) -> None:
+        results.append(learner.step(batches[number], [1.0] * len(batches[number]), {}))
 
-    for number, items in enumerate(batches):
-        taken.append((timed(lambda items=items: step(items), device), num_tokens(items)))  # type: ignore[misc]
-        figures["first_step_seconds"] = taken[0][0]
-        if number:
-            yield figures | _speed(taken[1:], batches[1:], model, num_parameters, device) | _of(results[1:])
-        if time.perf_counter() - began + 2.5 * taken[-1][0] > seconds:
+    taken = [timed(lambda: step(0), device)]
+    for number in range(1, len(batches)):
+        if perf_counter() - began + 1.2 * taken[-1] > seconds:
             break
-    if device == "cuda" and len(taken) > 1:
-        yield {"waits_of_a_step": _waits(lambda: step(batches[-1]))}
+        taken.append(timed(lambda number=number: step(number), device))  # type: ignore[misc]
+        yield _speed(taken, batches, model, num_weights) | memory(device) | _figures(results[1:])
+        if device == "cuda":
+            yield {"bytes_per_weight": torch.cuda.max_memory_allocated() / num_weights}
+    if device == "cuda" and perf_counter() - began + 1.2 * taken[-1] < seconds:
+        yield {"waits_of_a_step": _waits(lambda: step(-1))}
 
 
 def plain(*, rehearse: bool, seconds: float, compiled: bool = False) -> Iterator[dict[str, Any]]:
-    """Plain steps on the rows of the trainer's."""
-    began, device = time.perf_counter(), "cpu" if rehearse else "cuda"
+    """Plain steps on the rows of the trainer's, and more."""
+    began, device = perf_counter(), "cpu" if rehearse else "cuda"
     model = model_of("tiny" if rehearse else "1.5B", device)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    stepper, taken, batches = PlainStep(model, compiled=compiled), list[tuple[float, int]](), []
-    for number in range(1 + MOST_STEPS):
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    stepper, taken, batches = PlainStep(model, compiled=compiled), list[float](), list[list[Experience]]()
+    for number in range(1 + PLAIN_STEPS):
         batches.append(rows_of(number, rehearse=rehearse))
-        rows = plain_rows(_plain(batches[-1]), 256 if rehearse else MAX_TOKENS, device)
-        taken.append((timed(lambda rows=rows: stepper.step(rows), device), num_tokens(batches[-1])))  # type: ignore[misc]
+        rows = plain_rows(_plain(batches[-1]), MAX_TOKENS, device)
+        taken.append(timed(lambda rows=rows: stepper.step(rows), device))  # type: ignore[misc]
         if number:
-            found = _speed(taken[1:], batches[1:], model, num_parameters, device)
-            yield {"parameters": num_parameters, "first_step_seconds": taken[0][0], **found}
-        if time.perf_counter() - began + 1.5 * taken[-1][0] > seconds:
+            yield _speed(taken, batches, model, num_weights) | memory(device)
+        if perf_counter() - began + 1.2 * taken[-1] > seconds:
             break
 
 
-def rows_of(number: int, *, rehearse: bool = False) -> list[Experience]:
+def rows_of(number: int, *, rehearse: bool) -> list[Experience]:
     """The samples of a step: prompts and answers of log-uniform lengths."""
     random = np.random.default_rng(7 + number)
     num, low, high = (8, 4, 24) if rehearse else (ROWS, SHORTEST, LONGEST)
@@ -107,63 +117,56 @@ def rows_of(number: int, *, rehearse: bool = False) -> list[Experience]:
     return [sample(random, [], prompt, answer) for prompt, answer in lengths]
 
 
-def num_tokens(items: Sequence[Experience]) -> int:
-    """Of all rows, prompts too."""
-    return sum(len(ids) for ids, _, _ in _plain(items))
-
-
-def _plain(items: Sequence[Experience]) -> list[tuple[list[int], int, float]]:
-    segments = [(item.segments[0], item.reward or 0.0) for item in items]
+def _plain(items: Sequence[Experience]) -> list[PlainRow]:
     return [
-        (np.frombuffer(each.token_ids, "<i4").tolist(), each.loss_mask.count(1), 2 * reward - 1)
-        for each, reward in segments
+        (np.frombuffer(part.token_ids, "<i4").tolist(), part.loss_mask.count(1), 2 * (item.reward or 0.0) - 1)
+        for item in items
+        for part in item.segments
     ]
 
 
-def _scored(model: Any, items: list[Experience], device: str, anchor: str) -> list[Experience]:
-    """The samples with the policy's own log-probs."""
-    found = []
+def _scored(model: Any, items: Sequence[Experience], device: str, anchor: str) -> list[Experience]:
+    """The samples with the policy's own log-probs, which are the anchor's too."""
     rows = _plain(items)
-    values = torch.cat([log_probs(model, each) for each in plain_rows(rows, MAX_TOKENS, device)]).tolist()
-    places = count()
-    for item, (ids, num_sampled, _) in zip(items, rows, strict=True):
-        own = pack_floats([0.0] * (len(ids) - num_sampled) + [values[next(places)] for _ in range(num_sampled)])
-        more = {"anchor_logprobs": own} if anchor == "given" else {}
-        [segment] = item.segments
-        found.append(msgspec.structs.replace(item, segments=(msgspec.structs.replace(segment, logprobs=own, **more),)))
+    values = torch.cat([log_probs(model, each) for each in plain_rows(rows, MAX_TOKENS, device)])
+    found = []
+    for item, (ids, num, _), own in zip(items, rows, values.split([num for _, num, _ in rows]), strict=True):
+        packed = pack_floats([0.0] * (len(ids) - num) + own.tolist())
+        more = {"logprobs": packed, **({"anchor_logprobs": packed} if anchor == "given" else {})}
+        found.append(msgspec.structs.replace(item, segments=(msgspec.structs.replace(item.segments[0], **more),)))
     return found
 
 
 def _speed(
-    taken: Sequence[tuple[float, int]], batches: Sequence[list[Experience]], model: Any, num_parameters: int, device: str
+    taken: Sequence[float], batches: Sequence[Sequence[Experience]], model: Any, num_weights: int
 ) -> dict[str, Any]:
-    """Median over steps, each with its own rows. The share counts 6 N FLOPs a token, and attention's, forward and backward."""
-    config, shares = model.config, []
-    for (seconds, tokens), items in zip(taken, batches, strict=False):
-        squares = sum(len(ids) ** 2 for ids, _, _ in _plain(items))
-        attention = 6 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * squares
-        shares.append((6 * num_parameters * tokens + attention) / seconds / H100_BF16)
+    """Of all steps but the first. The share counts 6 N FLOPs a token, and attention's, forward and backward."""
+    config, tokens, shares = model.config, [], []
+    for seconds, items in zip(taken, batches, strict=False):
+        lengths = [len(ids) for ids, _, _ in _plain(items)]
+        attention = (
+            6 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * sum(n * n for n in lengths)
+        )
+        tokens.append(sum(lengths) / seconds)
+        shares.append((6 * num_weights * sum(lengths) + attention) / seconds / H100_BF16)
     return {
-        "seconds": spread([seconds for seconds, _ in taken]),
-        "tokens_s": spread([tokens / seconds for seconds, tokens in taken]),
-        "share_of_989_tflops": spread(shares),
-        "peak_gib": peak_gib(device),
-        "bytes_per_parameter": None if device == "cpu" else torch.cuda.max_memory_allocated() / num_parameters,
+        "first_step_seconds": taken[0],
+        "seconds": spread(taken[1:]),
+        "tokens_s": spread(tokens[1:]),
+        "share_of_989_tflops": spread(shares[1:]),
     }
 
 
-def _of(results: Sequence[StepResult]) -> dict[str, Any]:
-    """Medians of the learner's own figures."""
-    metrics = [result.metrics for result in results]
-    stages = sorted(name for name in metrics[0] if name.startswith("seconds_"))
-    found = {name: [each[name] for each in metrics if each.get(name) is not None] for name in (*stages, *_SHOWN)}
-    medians = {name: statistics.median(values) for name, values in found.items() if values}
+def _figures(results: Sequence[StepResult]) -> dict[str, Any]:
+    """Medians of the learner's own figures, and the guard's reasons."""
+    names = [name for name in results[0].metrics if name.startswith("seconds_") or name in _SHOWN]
+    values = {name: [result.metrics[name] for result in results] for name in names}
+    medians = {name: statistics.median(map(float, each)) for name, each in values.items() if None not in each}  # type: ignore[arg-type]
     return {"skipped": sorted({result.skipped for result in results} - {""}), "figures": medians}
 
 
-def _waits(step: Any) -> dict[str, int]:
-    """How often the host waited for the device in a step, by the line that asked for it."""
-    found: dict[str, int] = {}
+def _waits(step: Callable[[], None]) -> dict[str, int]:
+    """How often the host waited for the device in a step, and the lines that did so most."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -171,13 +174,5 @@ def _waits(step: Any) -> dict[str, int]:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    for each in seen:
-        if "synchroniz" in str(each.message):
-            place = f"{'/'.join(each.filename.split('/')[-2:])}:{each.lineno}"
-            found[place] = found.get(place, 0) + 1
-    return {"all": sum(found.values()), **dict(sorted(found.items(), key=lambda item: -item[1])[:8])}
-
-
-def _allocated(device: str) -> float | None:
-    wait(device)
-    return torch.cuda.memory_allocated() / 2**30 if device == "cuda" else None
+    places = Counter(f"{each.filename}:{each.lineno}" for each in seen if "synchroniz" in str(each.message))
+    return {"all": places.total(), **dict(places.most_common(8))}

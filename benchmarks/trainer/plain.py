@@ -1,9 +1,9 @@
-"""A plain training step, which the trainer's step is compared with: no objective beyond a policy gradient, no guard, no bound, no shared prefix.
+"""A plain training step that the trainer's is compared with: a policy gradient without guard, bound, anchor or shared prefixes.
 
 Rows are packed one after the other, attention is torch's over rows of different lengths, float32 masters compute in bfloat16 by autocast,
-the head runs in chunks over sampled tokens, fused AdamW steps. With `compiled` its blocks are compiled. It imports nothing of the product.
+the head runs in chunks over sampled tokens, fused AdamW steps. With `compiled` its blocks are compiled. Nothing of the product is imported.
 
-Shapes: N tokens of all rows of a micro-batch, B rows, S sampled tokens, C of them in a chunk, D the width, H heads, E of one head.
+Shapes: N tokens of all rows of a forward pass, B rows, S sampled tokens, H heads, E of one head.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # of an older torch
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 
 ATTENTION = "plain_packed"
 """The name under which transformers finds the attention below."""
@@ -31,41 +31,41 @@ CHUNK = 2048
 LONGEST = 4096
 """Of a row. Always the same number, so that nothing is compiled for each length."""
 
+PlainRow = tuple[list[int], int, float]
+"""Token ids; how many of them, at the end, were sampled; their advantage."""
+
 
 class PlainRows(NamedTuple):
-    """Rows of one forward pass, one after the other."""
+    """Rows of one forward pass: `states` are the places [S] that predict the sampled tokens `labels`, `bounds` [B + 1] int32."""
 
-    ids_N: torch.Tensor
-    positions_N: torch.Tensor
-    bounds_B: torch.Tensor
-    """int32: where each row begins, and the end: one more than rows."""
-    states_S: torch.Tensor
-    """Places of the states that predict the sampled tokens."""
-    labels_S: torch.Tensor
-    advantages_S: torch.Tensor
+    ids: torch.Tensor
+    positions: torch.Tensor
+    bounds: torch.Tensor
+    states: torch.Tensor
+    labels: torch.Tensor
+    advantages: torch.Tensor
 
 
-def plain_rows(rows: Sequence[tuple[list[int], int, float]], max_tokens: int, device: str) -> list[PlainRows]:
-    """Micro-batches of rows: token ids, the number of sampled tokens at the end, the advantage. In order, each within `max_tokens`."""
-    found: list[list[tuple[list[int], int, float]]] = []
-    room = 0
+def plain_rows(rows: Sequence[PlainRow], max_tokens: int, device: str) -> list[PlainRows]:
+    """Micro-batches of at most so many tokens, in order; a longer row is alone."""
+    found: list[list[PlainRow]] = [[]]
     for row in rows:
-        if len(row[0]) > room or not found:
+        if found[-1] and sum(len(each[0]) for each in found[-1]) + len(row[0]) > max_tokens:
             found.append([])
-            room = max_tokens
         found[-1].append(row)
-        room -= len(row[0])
     return [_joined(each, device) for each in found]
 
 
-def _joined(rows: Sequence[tuple[list[int], int, float]], device: str) -> PlainRows:
-    lengths = torch.tensor([len(ids) for ids, _, _ in rows])
-    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    sampled = torch.cat([torch.arange(int(end) - num, int(end)) for (_, num, _), end in zip(rows, bounds[1:], strict=True)])
+def _joined(rows: Sequence[PlainRow], device: str) -> PlainRows:
+    ends = torch.tensor([len(ids) for ids, _, _ in rows]).cumsum(0).tolist()
+    sampled = torch.tensor(
+        [place for (_, num, _), end in zip(rows, ends, strict=True) for place in range(end - num, end)]
+    )
     ids = torch.tensor([token for row, _, _ in rows for token in row])
+    positions = torch.tensor([place for row, _, _ in rows for place in range(len(row))])
     advantages = torch.tensor([advantage for _, num, advantage in rows for _ in range(num)])
-    parts = ids, torch.cat([torch.arange(int(length)) for length in lengths]), bounds.int(), sampled - 1, ids[sampled], advantages
-    return PlainRows(*(part.to(device) for part in parts))
+    bounds = torch.tensor([0, *ends], dtype=torch.int32)
+    return PlainRows(*(each.to(device) for each in (ids, positions, bounds, sampled - 1, ids[sampled], advantages)))
 
 
 class PlainStep:
@@ -73,80 +73,87 @@ class PlainStep:
 
     def __init__(self, model: Any, *, compiled: bool = False) -> None:
         model.config._attn_implementation = ATTENTION  # noqa: SLF001 the public setter wants an installed kernel
-        self.model = model.train().requires_grad_(requires_grad=True)
+        self._model = model.train().requires_grad_(requires_grad=True)
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
-        self._place = next(model.parameters()).device.type
+        self._device = next(model.parameters()).device.type
         for layer in model.model.layers if compiled else ():
-            layer.compile(dynamic=True, backend="inductor" if self._place == "cuda" else "eager")
+            layer.compile(dynamic=True, backend="inductor" if self._device == "cuda" else "eager")
 
     def step(self, batches: Sequence[PlainRows]) -> None:
         """Learn from rows once."""
-        num_sampled = sum(len(rows.labels_S) for rows in batches)
+        num_sampled = sum(len(rows.labels) for rows in batches)
         for rows in batches:
-            with torch.autocast(self._place, torch.bfloat16):
-                states_ND = _states(self.model, rows)
-                parts = zip(*(each.split(CHUNK) for each in (states_ND[rows.states_S], rows.labels_S, rows.advantages_S)), strict=True)
-                pieces = [
-                    checkpoint(_minus_log_probs, self.model.lm_head, states, labels, use_reentrant=False) @ advantages
-                    for states, labels, advantages in parts
+            with torch.autocast(self._device, torch.bfloat16):
+                parts = _states(self._model, rows).split(CHUNK), rows.labels.split(CHUNK), rows.advantages.split(CHUNK)
+                losses = [
+                    checkpoint(_losses, self._model.lm_head, states, labels, use_reentrant=False) @ advantages
+                    for states, labels, advantages in zip(*parts, strict=True)
                 ]
-            torch.autograd.backward(torch.stack(pieces).sum() / num_sampled)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            torch.autograd.backward(torch.stack(losses).sum() / num_sampled)
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
 
 def log_probs(model: Any, rows: PlainRows) -> torch.Tensor:
-    """Of the sampled tokens [S], float32. The model's own attention is what it was afterwards."""
+    """Of the sampled tokens [S], float32. Afterwards the model has its own attention again."""
     before = model.config._attn_implementation  # noqa: SLF001 the public setter wants an installed kernel
     model.config._attn_implementation = ATTENTION  # noqa: SLF001 as above
     try:
-        with torch.no_grad(), torch.autocast(rows.ids_N.device.type, torch.bfloat16):
-            states_SD = _states(model, rows)[rows.states_S]
-            parts = zip(states_SD.split(CHUNK), rows.labels_S.split(CHUNK), strict=True)
-            return torch.cat([-_minus_log_probs(model.lm_head, *part) for part in parts])
+        with torch.no_grad(), torch.autocast(rows.ids.device.type, torch.bfloat16):
+            parts = zip(_states(model, rows).split(CHUNK), rows.labels.split(CHUNK), strict=True)
+            return -torch.cat([_losses(model.lm_head, *part) for part in parts])
     finally:
         model.config._attn_implementation = before  # noqa: SLF001 as above
 
 
 def _states(model: Any, rows: PlainRows) -> torch.Tensor:
-    output = model.model(
-        input_ids=rows.ids_N[None], position_ids=rows.positions_N[None], use_cache=False, bounds_B=rows.bounds_B
-    )
-    states_ND: torch.Tensor = output.last_hidden_state[0]
-    return states_ND
+    """What predicts the sampled tokens [S, width]."""
+    inputs = {"input_ids": rows.ids[None], "position_ids": rows.positions[None], "use_cache": False}
+    states: torch.Tensor = model.model(**inputs, bounds=rows.bounds).last_hidden_state[0, rows.states]
+    return states
 
 
-def _minus_log_probs(head: Any, states_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(head(states_CD).float(), labels_C, reduction="none")
+def _losses(head: Any, states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(head(states).float(), labels, reduction="none")
 
 
 def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, *, bounds_B: torch.Tensor, **_: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: Any,
+    *,
+    bounds: torch.Tensor,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Causal attention within each row, as transformers calls it: [1, H, N, E] in, [1, N, H, E] out."""
     # Norms with float32 weights leave wider queries and keys.
     query, key, value = (each[0].transpose(0, 1).to(torch.bfloat16) for each in (query, key, value))
-    if VARLEN is not None and query.is_cuda:
-        if "enable_gqa" not in VARLEN:
-            key, value = (each.repeat_interleave(module.num_key_value_groups, 1) for each in (key, value))
-        return varlen_attn(query, key, value, bounds_B, bounds_B, LONGEST, LONGEST, **VARLEN)[None], None
-    found, bounds = [], bounds_B.tolist()
+    if VARLEN is None or not query.is_cuda:
+        return _row_by_row(query, key, value, bounds)[None], None
+    if "enable_gqa" not in VARLEN:
+        key, value = (each.repeat_interleave(module.num_key_value_groups, 1) for each in (key, value))
+    return varlen_attn(query, key, value, bounds, bounds, LONGEST, LONGEST, **VARLEN)[None], None
+
+
+@torch.compiler.disable
+def _row_by_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    """The same on a CPU, and with a torch that has nothing for it: [N, H, E]."""
+    found = []
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # cuDNN would plan for each new length
-        for start, end in pairwise(bounds):
+        for start, end in pairwise(bounds.tolist()):
             row = [each[start:end].transpose(0, 1)[None] for each in (query, key, value)]
-            states = scaled_dot_product_attention(*row, is_causal=True, enable_gqa=True)
-            found.append(states[0].transpose(0, 1))
-    return torch.cat(found)[None], None
+            found.append(scaled_dot_product_attention(*row, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(found)
 
 
 def _varlen_options() -> dict[str, Any] | None:
     """How this release of torch is asked for causal attention over rows of different lengths; None: it cannot."""
-    if varlen_attn is None:
-        return None
-    known = inspect.signature(varlen_attn).parameters
+    known = inspect.signature(varlen_attn).parameters if varlen_attn else {}
     causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    return causal | ({"enable_gqa": True} if "enable_gqa" in known else {})
+    return causal | ({"enable_gqa": True} if "enable_gqa" in known else {}) if known else None
 
 
 VARLEN = _varlen_options()
