@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -74,7 +75,9 @@ ROWS = (
 def main(arguments: Sequence[str]) -> Figures:
     """Run the rows; returns what the file holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "benchmarks" / "results"))
+    parser.add_argument(
+        "--out", type=Path, help="folder of the file; by default $OUT, benchmarks/results, or runs for a rehearsal"
+    )
     parser.add_argument("--only", default="", help="rows whose names contain this")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all rows together")
     parser.add_argument("--rehearse", action="store_true", help="at tiny size on a CPU")
@@ -85,7 +88,8 @@ def main(arguments: Sequence[str]) -> Figures:
         "rehearsed": options.rehearse,
         "rows": {},
     }
-    path = options.out / f"{report['at'][:10]}-gpu.json"
+    usual = os.environ.get("OUT") or ROOT / ("runs" if options.rehearse else "benchmarks/results")
+    path = Path(options.out or usual) / f"{report['at'][:10]}-gpu.json"
     with tempfile.TemporaryDirectory() as folder:
         sys.path[:0] = _carried(Path(folder))
         _import_once()
@@ -95,12 +99,26 @@ def main(arguments: Sequence[str]) -> Figures:
             found = run_row(each, left, method, rehearse=options.rehearse) if left > LEAST else {"not_run": "no time"}
             method = found.get("start_method", method)
             report["rows"][each.name] = {**found, "row_seconds": time.monotonic() - started}
+            report["ratios"] = _ratios(report["rows"])
             print(f"{each.name}: {json.dumps(found)}", flush=True)
             _write(path, report)
             if found.get("device") == "none" and not options.rehearse:
                 sys.exit("this machine has no CUDA device: --rehearse runs the script on a CPU")
-    print(f"{time.monotonic() - began:.0f} s; written: {path}")
+    print(f"ratios: {json.dumps(report['ratios'])}\n{time.monotonic() - began:.0f} s; written: {path}")
     return report
+
+
+def _ratios(rows: Figures) -> Figures:
+    """The trainer's speed over that of the plain steps: the median over steps, whose rows are the same."""
+    speed = {name: found["tokens_s"]["samples"] for name, found in rows.items() if "tokens_s" in found}
+    plain = [name for name in speed if name.startswith("plain")]
+    return {
+        f"{name} / {peer}": statistics.median(
+            ours / theirs for ours, theirs in zip(speed[name], speed[peer], strict=False)
+        )
+        for name in sorted(speed.keys() - plain)
+        for peer in plain
+    }
 
 
 def run_row(row: GpuRow, seconds: float, method: str, *, rehearse: bool) -> Figures:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from time import perf_counter
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.report import summarise
 from benchmarks.trainer.plain import VARLEN
 
 PACKAGES = {
@@ -65,13 +65,14 @@ def facts(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def model_of(size: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A random policy, made on the device without a file: the same in each process."""
+    """A random policy with bfloat16's bits, made on the device without a file: the same in each process."""
     torch.manual_seed(0)
     config = Qwen3Config(**SIZES[size], tie_word_embeddings=size != "8B", max_position_embeddings=8192)
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(device):
-            return Qwen3ForCausalLM(config).eval().requires_grad_(requires_grad=False)
+            model = Qwen3ForCausalLM(config)
+        return model.to(dtype).eval().requires_grad_(requires_grad=False)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -87,7 +88,7 @@ def timed(act: Callable[[], object], device: str) -> float:
     return perf_counter() - began
 
 
-def device_ms(act: Callable[[], object], device: str) -> dict[str, float]:
+def device_ms(act: Callable[[], object], device: str) -> dict[str, Any]:
     """Milliseconds between two events on the device, over some rounds; without one, of the clock."""
     taken = []
     for _ in range(ROUNDS):
@@ -101,12 +102,7 @@ def device_ms(act: Callable[[], object], device: str) -> dict[str, float]:
             taken.append(first.elapsed_time(last))
         else:
             taken.append(timed(act, device) * 1000)
-    return spread(taken)
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least, most and number."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+    return summarise(taken)
 
 
 def memory(device: str) -> dict[str, float]:

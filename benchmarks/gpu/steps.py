@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.gpu.machine import memory, model_of, spread, timed
+from benchmarks.gpu.machine import memory, model_of, timed
+from benchmarks.report import summarise
 from benchmarks.trainer.plain import PlainRow, PlainStep, log_probs, plain_rows
 from benchmarks.trainer.throughput import sample
 from contracts.records import Experience, Segment, pack_floats
@@ -31,7 +32,7 @@ H100_BF16 = 989e12
 """Dense bfloat16 FLOP/s of an H100 SXM, by NVIDIA's data sheet."""
 ROWS, SHORTEST, LONGEST = 64, 128, 2048
 """Of a step; of a prompt, and of an answer."""
-STEPS, PLAIN_STEPS = 3, 6
+STEPS = 4
 MAX_TOKENS = 8192
 """Of one forward pass: 16,384 do not fit into 80 GB."""
 _SHOWN = (
@@ -77,6 +78,8 @@ def trainer(
         "resident_gib": memory(device).get("held_gib"),
     }
     results: list[StepResult] = []
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
     def step(number: int) -> None:
         results.append(learner.step(batches[number], [1.0] * len(batches[number]), {}))
@@ -94,12 +97,12 @@ def trainer(
 
 
 def plain(*, rehearse: bool, seconds: float, compiled: bool = False) -> Iterator[dict[str, Any]]:
-    """Plain steps on the rows of the trainer's, and more."""
+    """Plain steps on the rows of the trainer's."""
     began, device = perf_counter(), "cpu" if rehearse else "cuda"
     model = model_of("tiny" if rehearse else "1.5B", device)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     stepper, taken, batches = PlainStep(model, compiled=compiled), list[float](), list[list[Experience]]()
-    for number in range(1 + PLAIN_STEPS):
+    for number in range(1 + STEPS):
         batches.append(rows_of(number, rehearse=rehearse))
         rows = plain_rows(_plain(batches[-1]), MAX_TOKENS, device)
         taken.append(timed(lambda rows=rows: stepper.step(rows), device))  # type: ignore[misc]
@@ -151,9 +154,9 @@ def _speed(
         shares.append((6 * num_weights * sum(lengths) + attention) / seconds / H100_BF16)
     return {
         "first_step_seconds": taken[0],
-        "seconds": spread(taken[1:]),
-        "tokens_s": spread(tokens[1:]),
-        "share_of_989_tflops": spread(shares[1:]),
+        "seconds": summarise(taken[1:]),
+        "tokens_s": summarise(tokens[1:]),
+        "share_of_989_tflops": summarise(shares[1:]),
     }
 
 

@@ -50,8 +50,6 @@ def codec(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
     del seconds
     device = "cpu" if rehearse else "cuda"
     model = model_of("tiny" if rehearse else "1.5B", device)
-    for parameter in model.parameters():
-        parameter.copy_(parameter.bfloat16())
     serving, base = copy.deepcopy(model).bfloat16(), tensors_of(model)
     for parameter in model.parameters():
         _move(parameter)
