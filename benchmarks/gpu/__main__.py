@@ -62,7 +62,7 @@ ROWS = (
     row("trainer, anchor given", 80, "steps:trainer", anchor="given"),
     row("trainer, no anchor", 60, "steps:trainer", anchor="none"),
     row("adapter of rank 8", 60, "steps:trainer", adapter=R8),
-    row("adapter of rank 32, 8 B", 140, "steps:trainer", size="8B", adapter=R32),
+    row("adapter of rank 32, 8 B", 140, "steps:trainer", size="8B", adapter=R32, recompute="always"),
     row("masters in host memory", 70, "steps:trainer", anchor="none", masters="host"),
     row("a changed version on the card", 40, "versions:pauses"),
     row("a version through the codec", 90, "versions:codec"),

@@ -35,17 +35,9 @@ ROWS, SHORTEST, LONGEST = 64, 128, 2048
 STEPS = 4
 MAX_TOKENS = 8192
 """Of one forward pass: 16,384 do not fit into 80 GB."""
-_SHOWN = (
-    "ratio_mean",
-    "ratio_max",
-    "ess",
-    "k3",
-    "step_moved",
-    "step_scale",
-    "num_divergent",
-    "anchor_kl",
-    "gradient_norm",
-)
+_SHOWN = {
+    "ratio_mean", "ratio_max", "ess", "k3", "step_moved", "step_scale", "num_divergent", "anchor_kl", "token_budget",
+}  # fmt: skip
 
 
 def trainer(
