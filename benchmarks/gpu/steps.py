@@ -125,7 +125,7 @@ def _scored(model: Any, items: Sequence[Experience], device: str, anchor: str) -
     rows = _plain(items)
     values = torch.cat([log_probs(model, each) for each in plain_rows(rows, MAX_TOKENS, device)])
     found = []
-    for item, (ids, num, _), own in zip(items, rows, values.split([num for _, num, _ in rows]), strict=True):
+    for item, (ids, num, _), own in zip(items, rows, torch.split(values, [num for _, num, _ in rows]), strict=True):
         packed = pack_floats([0.0] * (len(ids) - num) + own.tolist())
         more = {"logprobs": packed, **({"anchor_logprobs": packed} if anchor == "given" else {})}
         found.append(msgspec.structs.replace(item, segments=(msgspec.structs.replace(item.segments[0], **more),)))

@@ -20,9 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 try:
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention import varlen
 except ImportError:  # of an older torch
-    varlen_attn = None  # type: ignore[assignment]
+    varlen = None  # type: ignore[assignment]
 
 ATTENTION = "plain_packed"
 """The name under which transformers finds the attention below."""
@@ -84,7 +84,11 @@ class PlainStep:
         num_sampled = sum(len(rows.labels) for rows in batches)
         for rows in batches:
             with torch.autocast(self._device, torch.bfloat16):
-                parts = _states(self._model, rows).split(CHUNK), rows.labels.split(CHUNK), rows.advantages.split(CHUNK)
+                parts = (
+                    torch.split(_states(self._model, rows), CHUNK),
+                    torch.split(rows.labels, CHUNK),
+                    torch.split(rows.advantages, CHUNK),
+                )
                 losses = [
                     checkpoint(_losses, self._model.lm_head, states, labels, use_reentrant=False) @ advantages
                     for states, labels, advantages in zip(*parts, strict=True)
@@ -101,7 +105,7 @@ def log_probs(model: Any, rows: PlainRows) -> torch.Tensor:
     model.config._attn_implementation = ATTENTION  # noqa: SLF001 as above
     try:
         with torch.no_grad(), torch.autocast(rows.ids.device.type, torch.bfloat16):
-            parts = zip(_states(model, rows).split(CHUNK), rows.labels.split(CHUNK), strict=True)
+            parts = zip(torch.split(_states(model, rows), CHUNK), torch.split(rows.labels, CHUNK), strict=True)
             return -torch.cat([_losses(model.lm_head, *part) for part in parts])
     finally:
         model.config._attn_implementation = before  # noqa: SLF001 as above
@@ -135,23 +139,24 @@ def _attention(
         return _row_by_row(query, key, value, bounds)[None], None
     if "enable_gqa" not in VARLEN:
         key, value = (each.repeat_interleave(module.num_key_value_groups, 1) for each in (key, value))
-    return varlen_attn(query, key, value, bounds, bounds, LONGEST, LONGEST, **VARLEN)[None], None
+    states: Any = varlen.varlen_attn(query, key, value, bounds, bounds, LONGEST, LONGEST, **VARLEN)
+    return states[None], None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _row_by_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     """The same on a CPU, and with a torch that has nothing for it: [N, H, E]."""
     found = []
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # cuDNN would plan for each new length
         for start, end in pairwise(bounds.tolist()):
-            row = [each[start:end].transpose(0, 1)[None] for each in (query, key, value)]
-            found.append(scaled_dot_product_attention(*row, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
+            q, k, v = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
+            found.append(scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
     return torch.cat(found)
 
 
 def _varlen_options() -> dict[str, Any] | None:
     """How this release of torch is asked for causal attention over rows of different lengths; None: it cannot."""
-    known = inspect.signature(varlen_attn).parameters if varlen_attn else {}
+    known = inspect.signature(varlen.varlen_attn).parameters if varlen is not None else {}
     causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
     return causal | ({"enable_gqa": True} if "enable_gqa" in known else {}) if known else None
 
