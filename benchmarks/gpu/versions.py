@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +23,8 @@ EVERY = 100
 """One weight of so many changes."""
 CORES = (1, 4, 8, 16)
 WEIGHTS = {"1.5B": 1_520_000_000, "8B": 8_190_000_000}
+PARTS = 200
+"""Tensors of such a model, roughly: each is a write of its own."""
 RANK = 32
 
 
@@ -31,18 +34,18 @@ def pauses(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
     device = "cpu" if rehearse else "cuda"
     for size, number in WEIGHTS.items():
         held = torch.zeros(100_000 if rehearse else number, dtype=torch.int16, device=device)
-        places = _places(held)
-        change = [places, torch.ones_like(places, dtype=torch.int16)]
-        patches = Patches((Patch(held, *change),), {}, len(places), len(held))
-        other = held.clone()
-        row: dict[str, Any] = {"scatter_ms": device_ms(lambda patches=patches: apply_patches(patches), device)}  # type: ignore[misc]
-        row["find_changed_ms"] = device_ms(lambda held=held, other=other: (held != other).nonzero(), device)  # type: ignore[misc]
-        hosts = {"pageable": [each.cpu() for each in change]}
+        other, parts = held.clone(), held.chunk(PARTS)
+        places = [_places(part) for part in parts]
+        values = [torch.ones_like(each, dtype=torch.int16) for each in places]
+        patches = Patches(tuple(map(Patch, parts, places, values)), {}, sum(map(len, places)), len(held))
+        row: dict[str, Any] = {"scatter_ms": device_ms(partial(apply_patches, patches), device)}
+        row["find_changed_ms"] = device_ms(partial(_changed, parts, other.chunk(PARTS)), device)
+        hosts = {"pageable": [each.cpu() for each in (*places, *values)]}
         if device == "cuda":
             hosts["pinned"] = [each.pin_memory() for each in hosts["pageable"]]
         for name, host in hosts.items():
-            row[f"copy_{name}_ms"] = device_ms(_copying(change, host), device)
-        yield {size: row | {"gb_of_change": sum(each.nbytes for each in change) / 1e9}}
+            row[f"copy_{name}_ms"] = device_ms(partial(_copy, [*places, *values], host), device)
+        yield {size: row | {"gb_of_change": sum(each.nbytes for each in (*places, *values)) / 1e9}}
 
 
 def codec(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
@@ -63,7 +66,7 @@ def codec(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
     began = perf_counter()
     patches = stage_changes(serving, staged.changes)
     prepared = perf_counter() - began
-    pause = device_ms(lambda: apply_patches(patches), device)
+    pause = device_ms(partial(apply_patches, patches), device)
     yield {"on_all_cores": speed, "stage_on_card_seconds": prepared, "pause_ms": pause}
     yield {"cut_to_encoded_seconds": off + speed["encode_seconds"]}
     yield {"encoded_to_swapped_seconds": speed["decode_seconds"] + prepared + pause["median"] / 1000}
@@ -89,15 +92,16 @@ def adapter_swap(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
     here = [torch.zeros(size, dtype=torch.bfloat16, device=device) for size in sizes]
     host = [torch.zeros(size, dtype=torch.bfloat16, pin_memory=device == "cuda") for size in sizes]
     megabytes = sum(each.nbytes for each in here) / 1e6
-    yield {"mb": megabytes, "tensors": len(here), "swap_ms": device_ms(_copying(here, host), device)}
+    yield {"mb": megabytes, "tensors": len(here), "swap_ms": device_ms(partial(_copy, here, host), device)}
 
 
-def _copying(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Callable[[], None]:
-    def copy_all() -> None:
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
 
-    return copy_all
+
+def _changed(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [(old != new).nonzero() for old, new in zip(before, after, strict=True)]
 
 
 def _places(weights: torch.Tensor) -> torch.Tensor:
