@@ -23,7 +23,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive ceil
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm test-gpu attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
+.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,13 @@ test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make v
 
 test-gpu: setup  ## Run the tests that need a CUDA device; skipped by name without one
 	$(BIN)/pytest -n0 -m gpu -rs
+
+# No setup: the machine with the card may have no registry. Its own Python needs torch and transformers; the rest is carried.
+gpu:  ## Fill the tables of one GPU in at most 8 minutes; without one, run the script at tiny size
+	$(PYTHON) -m benchmarks.gpu $(if $(shell command -v nvidia-smi),,--rehearse)
+
+gpu-packages:  ## Download the packages that `make gpu` may carry to a machine without registries: 35 MB in runs/gpu-packages
+	PYTHON="$(PYTHON)" deploy/gpu-packages
 
 fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5000): no 5xx allowed
 	MILLRACE_CASES=$(CASES) $(BIN)/pytest -n0 tests/integration/test_http_cases.py

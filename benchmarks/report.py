@@ -17,9 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from tests.worlds.paths import ROOT
 
 RESULTS = Path(__file__).parent / "results"
@@ -85,6 +82,10 @@ def end_with(figures: Mapping[str, Any], options: argparse.Namespace, show: Call
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """For a person."""
+    # Not every machine that measures has it.
+    from rich.console import Console  # noqa: PLC0415 as above
+    from rich.table import Table  # noqa: PLC0415 as above
+
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*(f"{cell:,.1f}" if isinstance(cell, float) else str(cell) for cell in row))
