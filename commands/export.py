@@ -39,7 +39,7 @@ def export(
         bool, typer.Option("--merged", help="Of an adapter: the whole checkpoint, the adapter added to its base.")
     ] = False,
 ) -> None:
-    """Write a version as a folder that transformers, peft and vLLM load, with a README.md of what it is."""
+    """Write a version as a folder that transformers, peft and vLLM load, with a README.md about it."""
     settings = load_settings(home)
     if to.exists():
         raise Conflict(f"{to} exists: name a folder that does not")

@@ -29,14 +29,14 @@ class Group(NamedTuple):
     ancestors_P: torch.Tensor
 
 
-class Groups(NamedTuple):
-    """Groups that cover all nodes, and where the groups, padded and one after the other, have each token."""
+class NodeGroups(NamedTuple):
+    """NodeGroups that cover all nodes, and where the groups, padded and one after the other, have each token."""
 
     groups: tuple[Group, ...]
     order_N: torch.Tensor
 
 
-def grouped(nodes: Sequence[Node], *, windowed: bool, device: torch.device | str) -> Groups:
+def grouped(nodes: Sequence[Node], *, windowed: bool, device: torch.device | str) -> NodeGroups:
     """The nodes of a tree in groups, parents first. `windowed`: masks limit the length of every node."""
     pieces = list(_cut(nodes, windowed))
     ends = np.cumsum([len(piece.token_ids) for piece in pieces])
@@ -53,7 +53,7 @@ def grouped(nodes: Sequence[Node], *, windowed: bool, device: torch.device | str
             order[own[i]] = place + number * longest + np.arange(len(own[i]))
         place += padded.size
         groups.append(Group(*(torch.from_numpy(each).to(device) for each in (padded, ancestors[members[0]]))))
-    return Groups(tuple(groups), torch.from_numpy(order).to(device))
+    return NodeGroups(tuple(groups), torch.from_numpy(order).to(device))
 
 
 def _cut(nodes: Sequence[Node], windowed: bool) -> Iterator[Node]:

@@ -24,7 +24,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from policy.flash_attention import plan_of, problem_on
-from policy.grouped_attention import Groups, grouped, grouped_attention
+from policy.grouped_attention import NodeGroups, grouped, grouped_attention
 from policy.load import is_paged
 from policy.tree_attention import can_compute, tree_attention
 
@@ -67,7 +67,7 @@ class Packing:
     windowed: bool
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> NodeGroups:
         """The nodes in groups, on the device: made once."""
         return grouped(self.nodes, windowed=self.windowed, device=self.ids_N.device)
 

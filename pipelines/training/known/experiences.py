@@ -127,3 +127,8 @@ def recorded_experts(segment: Segment, routing: Routing) -> np.ndarray | None:
     """The engine's choices [tokens - 1, M, K] as this model takes them; None if there are none, or others than it can make."""
     shape = segment.expert_shape
     return None if shape is None else routing.choices(experts_of(segment.experts, shape))
+
+
+def row_lengths(experiences: Sequence[Experience]) -> list[int]:
+    """Tokens of each row."""
+    return [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipelines.training.learning.masters import Checkpoint
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
-    from pipelines.training.learning.reference import Reference
+    from pipelines.training.learning.reference import ReferencePolicy
     from pipelines.training.settings import TrainingSettings
     from weights.tensors import Tensors
 
@@ -38,7 +38,7 @@ class AdapterModel(WholeModel):
 
     def _trained_of(
         self, model: Any, settings: TrainingSettings, place: torch.device
-    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], Reference]]:
+    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], ReferencePolicy]]:
         wanted = settings.adapter or AdapterSettings()
         base = ModelBits(model)
         config = AdapterConfig(
@@ -90,14 +90,14 @@ class AdapterModel(WholeModel):
 
 
 class _WithoutAdapter:
-    """The base is the model with its adapter switched off; a version is the model with the version's adapter. As `Reference`."""
+    """The base is the model with its adapter switched off; a version is the model with the version's adapter. As `ReferencePolicy`."""
 
     def __init__(self, trainee: AdapterModel) -> None:
         self._trainee = trainee
 
     @torch.no_grad()
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
-        """As in `Reference`."""
+        """As in `ReferencePolicy`."""
         adapter = self._trainee.adapter
         if bits is None or config_of(bits) is None:
             other = adapter.off()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.known.experiences import single_version
+from pipelines.training.known.experiences import row_lengths, single_version
 from pipelines.training.learning.loss import LossSums, clamped_log_ratio
 
 if TYPE_CHECKING:
@@ -124,11 +124,6 @@ class Stages:
         """The figures since the last call."""
         seconds, self._seconds = self._seconds, defaultdict(float)
         return {f"seconds_{name}": value for name, value in seconds.items()}
-
-
-def row_lengths(experiences: Sequence[Experience]) -> list[int]:
-    """Tokens of each row."""
-    return [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
 
 
 class Speed:

@@ -19,11 +19,11 @@ import structlog
 
 from contracts.errors import StepsBroken
 from pipelines.training.known.batches import Batch
-from pipelines.training.known.experiences import num_tokens
+from pipelines.training.known.experiences import num_tokens, row_lengths
 from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, denominators
 from pipelines.training.learning.device import is_out_of_memory, release_memory
-from pipelines.training.learning.figures import Mismatch, Speed, StepResult, batch_figures, row_lengths, sample_rows
+from pipelines.training.learning.figures import Mismatch, Speed, StepResult, batch_figures, sample_rows
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Reference(Protocol):
+class ReferencePolicy(Protocol):
     """Scores under policies that are not trained."""
 
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
@@ -51,7 +51,7 @@ class FrozenCopy:
 
     @torch.no_grad()
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
-        """As in `Reference`."""
+        """As in `ReferencePolicy`."""
         self._hold(bits)
         with self._precision.computing():
             return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from pipelines.training.learning.figures import row_lengths
+from pipelines.training.known.experiences import row_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -61,7 +61,7 @@ class Trainee(Protocol):
     config: Any
     """The model's configuration."""
     identity: str
-    """The hash of the base policy, and of whatever else versions and checkpoints must have in common to descend from each other."""
+    """The hash of the base policy, and whatever else versions and checkpoints must have in common to descend from each other."""
     routing: Routing
     budget: TokenBudget
     can_fork: bool

@@ -20,7 +20,7 @@ from pipelines.training.learning.loss import LossSums, MicroSums, per_token, pol
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
-from pipelines.training.learning.reference import FrozenCopy, Reference
+from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
 from policy.logprobs import TokenScorer
@@ -73,7 +73,7 @@ class WholeModel(TrainedParameters):
 
     def _trained_of(
         self, model: Any, _settings: TrainingSettings, _place: torch.device
-    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], Reference]]:
+    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], ReferencePolicy]]:
         """What is trained, its identity, and what makes the reference."""
         identity = identity_of(ModelBits(model), int(model.config.vocab_size))
         trained = dict(model.requires_grad_(requires_grad=True).named_parameters())
