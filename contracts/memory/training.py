@@ -25,6 +25,8 @@ _VERSIONS = 9
 _PER_LOGIT = 12
 """Bytes per logit of a piece of the head: three copies in float32, as a peak on an H100 grew."""
 _HEAD_TOKENS = 2048
+_RANK = 8
+"""Of an adapter whose settings do not name it."""
 _CARD_BYTES, _HOST_BYTES = 600 * 10**6, 700 * 10**6
 """What a process takes before it has a model: CUDA's context and workspaces (not measured); torch and transformers."""
 
@@ -95,8 +97,8 @@ def memory_of(shape: ModelShape, way: TrainingWay, max_tokens: int = MAX_TOKENS)
 
 def ways_of(training: Mapping[str, Any]) -> tuple[TrainingWay, ...]:
     """The ways that a section [training], as plain values, allows: the first one that fits is taken."""
-    if adapter := training.get("adapter"):
-        return (TrainingWay(int(adapter["rank"])),)
+    if (adapter := training.get("adapter")) is not None:
+        return (TrainingWay(int(adapter.get("rank", _RANK))),)
     match training.get("masters", "device"):
         case "auto":
             return (TrainingWay(), TrainingWay(is_host=True))
