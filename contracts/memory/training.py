@@ -25,11 +25,13 @@ _VERSIONS = 9
 _PER_LOGIT = 12
 """Bytes per logit of a piece of the head: three copies in float32, as a peak on an H100 grew."""
 _HEAD_TOKENS = 2048
+_RANK = 8
+"""Of an adapter whose settings do not name it."""
 _CARD_BYTES, _HOST_BYTES = 600 * 10**6, 700 * 10**6
 """What a process takes before it has a model: CUDA's context and workspaces (not measured); torch and transformers."""
 
 
-class Way(NamedTuple):
+class TrainingWay(NamedTuple):
     """A way of training. `rank`: of the adapter; 0: all weights are trained. `is_host`: masters and moments are in the host's memory."""
 
     rank: int = 0
@@ -50,7 +52,7 @@ class Way(NamedTuple):
         return f'masters = "{"host" if self.is_host else "device"}"'
 
 
-WAYS = (Way(), Way(is_host=True), Way(rank=8), Way(rank=32))
+WAYS = (TrainingWay(), TrainingWay(is_host=True), TrainingWay(rank=8), TrainingWay(rank=32))
 
 
 class TrainerMemory(NamedTuple):
@@ -74,7 +76,7 @@ class TrainerMemory(NamedTuple):
         return self.base + self.adapter + self.state + self.activations + self.head + _CARD_BYTES
 
 
-def memory_of(shape: ModelShape, way: Way, max_tokens: int = MAX_TOKENS) -> TrainerMemory:
+def memory_of(shape: ModelShape, way: TrainingWay, max_tokens: int = MAX_TOKENS) -> TrainerMemory:
     """What the trainer takes.
 
     Bytes per weight beside the 2 of the base. Masters on the device: float32 master and moments 12, gradient 4, frozen copy 2. Masters on the host:
@@ -93,25 +95,25 @@ def memory_of(shape: ModelShape, way: Way, max_tokens: int = MAX_TOKENS) -> Trai
     return TrainerMemory(2 * shape.num_weights, kept, state, activations, head, _HOST_BYTES + host)
 
 
-def ways_of(training: Mapping[str, Any]) -> tuple[Way, ...]:
+def ways_of(training: Mapping[str, Any]) -> tuple[TrainingWay, ...]:
     """The ways that a section [training], as plain values, allows: the first one that fits is taken."""
-    if adapter := training.get("adapter"):
-        return (Way(int(adapter["rank"])),)
+    if (adapter := training.get("adapter")) is not None:
+        return (TrainingWay(int(adapter.get("rank", _RANK))),)
     match training.get("masters", "device"):
         case "auto":
-            return (Way(), Way(is_host=True))
+            return (TrainingWay(), TrainingWay(is_host=True))
         case masters:
-            return (Way(is_host=masters == "host"),)
+            return (TrainingWay(is_host=masters == "host"),)
 
 
-def alone(_: Way) -> int:
+def alone(_: TrainingWay) -> int:
     """Nothing else is on the card, however the policy is trained."""
     return 0
 
 
 def require_card(
-    shape: ModelShape, training: Mapping[str, Any], card: int, device: str, beside: Callable[[Way], int] = alone
-) -> tuple[Way, TrainerMemory]:
+    shape: ModelShape, training: Mapping[str, Any], card: int, device: str, beside: Callable[[TrainingWay], int] = alone
+) -> tuple[TrainingWay, TrainerMemory]:
     """How a policy is trained on a card, and what that takes.
 
     Args:
@@ -139,7 +141,7 @@ def require_card(
 
 
 def settings_that_fit(
-    shape: ModelShape, card: int, max_tokens: int, beside: Callable[[Way], int] = alone
+    shape: ModelShape, card: int, max_tokens: int, beside: Callable[[TrainingWay], int] = alone
 ) -> Iterator[str]:
     """The settings of each way that fits a card of so many bytes; with shorter pieces where only these fit."""
     for way in WAYS:

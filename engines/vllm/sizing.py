@@ -11,7 +11,7 @@ import structlog
 
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import ModelShape
-from contracts.memory.training import GB, Way, require_card
+from contracts.memory.training import GB, TrainingWay, require_card
 from engines.cards import card_bytes, read_shape
 from engines.vllm.settings import VllmSettings
 from runtime.settings import Settings, read_home_settings
@@ -57,13 +57,13 @@ def share_of(shape: ModelShape, training: Mapping[str, Any], own: VllmSettings, 
     Raises InvalidSettings: the trainer and the servers do not fit; names the settings that would.
     """
 
-    def least(way: Way) -> int:
+    def least(way: TrainingWay) -> int:
         return num_servers(own, way) * (2 * shape.num_weights + _LEAST_BYTES)
 
     way, trainer = require_card(shape, training, card, device, least)
     return math.floor(1000 * (card - trainer.card) / card / num_servers(own, way)) / 1000
 
 
-def num_servers(own: VllmSettings, way: Way) -> int:
+def num_servers(own: VllmSettings, way: TrainingWay) -> int:
     """Servers on the card: one per slot; where an adapter is trained, each holds all arms, so as many as share one arm."""
     return max(own.slots.count(arm) for arm in own.slots) if way.rank else len(own.slots)

@@ -67,7 +67,7 @@ def test_doctor_says_what_fits_from_headers_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:The following rank_pattern keys did not match"
+    "ignore:The following (rank|alpha)_pattern keys did not match"
 )  # of the fused experts, which it leaves alone
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 def test_peft_makes_as_many_weights(kind: str, tmp_path: Path) -> None:
