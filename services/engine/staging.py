@@ -183,7 +183,7 @@ class Stager:
             patches = stage_changes(weights.of, undo or {})
             before = weights.before if undo is None or weights.held is None else (weights.held, patches.undo)
             return StagedUpdate(own, weights, patches, held, before, 0, own.whole)
-        bases, decayed = self._bases(arm), list[WeightsInMemory]()
+        bases, decayed = self._bases(arm, version), list[WeightsInMemory]()
         while bases:
             base = self._nearest(version, bases)
             try:
@@ -198,12 +198,13 @@ class Stager:
                 return self._from(base, hops, arm, decayed)
         return self._from_nothing(arm, version)
 
-    def _bases(self, arm: str) -> list[BaseWeights]:
+    def _bases(self, arm: str, version: int) -> list[BaseWeights]:
         """The weights in memory: the arm's own first; of each, its current version before its previous one."""
         bases = []
         for name in sorted(self._arms, key=lambda name: name != arm):
             for each in self._arms[name].parts:
-                if each.held is not None:
+                # No adapter has anything in common with its base: a full copy of one is nearer than many steps from version 0.
+                if each.held is not None and (each.held.version == version or not each.is_base):
                     bases.append(BaseWeights(name, each, each.held, None))
                 if each.before is not None:
                     bases.append(BaseWeights(name, each, *each.before))

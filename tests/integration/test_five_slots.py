@@ -22,12 +22,14 @@ from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.repository import read_wanted
 from services.engine.settings import EngineSettings
+from services.engine.staging import VersionSource
 from services.inference.app import create_app
 from tests.models import llama_config
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import CONTEXT, FakeEngine, StubbornLog, make_base, make_tokenizer
 from tests.unit.services.serving import make_home, make_key, serve, wait_until
+from tests.worlds.engines.adapters import Adapted
 from tests.worlds.engines.memory_store import StoreInMemory
 from tests.worlds.engines.tiny import make_engine
 from weights.tensors import root_of
@@ -54,10 +56,11 @@ def tiny_model(seed: int = 0) -> Any:
 class Slots(Inference):
     """An endpoint, the real engine behind it, and the assignments that both follow."""
 
-    def __init__(self, real: Engine, store: StoreInMemory, database: Database, *arguments: Any) -> None:
+    def __init__(self, real: Engine, roots: dict[int, str], database: Database, *arguments: Any) -> None:
         super().__init__(FakeEngine(""), *arguments)
         self.real = real
-        self.store = store
+        self.roots = roots
+        """Version → root of the parameters that compute it; of an adapter, that of its base."""
         self.database = database
 
     def move(self, arm: str, version: int | None, share: float = 0.0) -> None:
@@ -73,12 +76,22 @@ class Slots(Inference):
         return record.arm, answer.policy_version, {span.version for span in record.spans}
 
 
-@pytest.fixture
-def slots(tmp_path: Path, database: Database) -> Iterator[Slots]:
-    torch.set_num_threads(1)
+def whole_versions(_folder: Path) -> tuple[VersionSource, dict[int, str]]:
     store = StoreInMemory()
     for number in range(1, 7):
         store.add(number, tensors_of(tiny_model(number)), parent=number - 1 or None)
+    return store, {number: root_of(tensors) for number, tensors in store.weights.items()}
+
+
+def adapters(folder: Path) -> tuple[VersionSource, dict[int, str]]:
+    published = Adapted(folder, tiny_model, 6)
+    return published.store, dict.fromkeys(published.versions, published.config.base_root)
+
+
+@pytest.fixture(params=[whole_versions, adapters])
+def slots(request: pytest.FixtureRequest, tmp_path: Path, database: Database) -> Iterator[Slots]:
+    torch.set_num_threads(1)
+    store, roots = request.param(tmp_path / "published")
     settings = EngineSettings(slots=SLOTS, max_batch_tokens=256, cache_tokens=2048)
     engine = make_engine(store, make_model=tiny_model, settings=settings)
     follower = Follower(engine, lambda: read_wanted(database, "demo"), on_exit=lambda: None)
@@ -95,7 +108,7 @@ def slots(tmp_path: Path, database: Database) -> Iterator[Slots]:
         urls.append(engine_url)
         announcer.start()
         with serve(create_app(home, event_log=log)) as url:
-            world = Slots(engine, store, database, log, url, make_key(database), make_key(database, "operator"))
+            world = Slots(engine, roots, database, log, url, make_key(database), make_key(database, "operator"))
             wait_until(lambda: len(engine.versions()) == len(SLOTS) and world.holds(5), SECONDS)
             yield world
             world.client.close()
@@ -106,7 +119,7 @@ def test_five_slots_follow_five_arms(slots: Slots) -> None:
     engine, held = slots.real, {arm: version for arm, version, _ in ARMS}
     assert engine.versions() == held
     for arm, version in held.items():
-        assert root_of(tensors_of(engine.arms[arm].model)) == root_of(slots.store.weights[version])
+        assert root_of(tensors_of(engine.arms[arm].model)) == slots.roots[version]
 
     found = Counter[str]()
     for number in range(30):

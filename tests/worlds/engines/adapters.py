@@ -17,6 +17,7 @@ from tests.worlds.engines.memory_store import POLICY
 from tests.worlds.versions import moved, publish_next
 from weights.adapters import CONFIG, PREFIX, AdapterConfig
 from weights.codec.history import History
+from weights.reader import Hop
 from weights.stores.folder import FolderObjects
 from weights.stores.store import WeightStore
 from weights.tensors import Tensors, root_of
@@ -27,9 +28,17 @@ RUN = "test"
 
 
 class FailingStore(WeightStore):
-    """A store that fails with `error`, if there is one, whatever it is asked for."""
+    """A store that fails with `error`, if there is one, whatever it is asked for; `routes`: the base version of each hop that was staged."""
 
-    error: Exception | None = None
+    def __init__(self, folder: Path) -> None:
+        super().__init__(FolderObjects(folder))
+        self.error: Exception | None = None
+        self.routes: list[list[int | None]] = []
+
+    def stage_onto(self, *asked: Any, **named: Any) -> list[Hop]:
+        hops = super().stage_onto(*asked, **named)
+        self.routes.append([hop.manifest.base_version for hop in hops])
+        return hops
 
     def read_small(self, path: str, most: int) -> bytes | None:
         if self.error is not None:
@@ -46,7 +55,7 @@ class Adapted:
     """The store, and what its versions are: 0 in full, 1 as a step and in full, later ones as steps. Version 3 is near 2."""
 
     def __init__(self, folder: Path, make_model: Callable[[], Any], num_adapters: int = 0, rank: int = RANK) -> None:
-        self.store = FailingStore(FolderObjects(folder))
+        self.store = FailingStore(folder)
         self.model = make_model()
         self.versions: dict[int, Tensors] = {}
         self._history = History()

@@ -104,7 +104,9 @@ async def test_an_answer_goes_on_over_swaps_and_the_way_back_needs_no_store(
         await more_tokens(active)
         if records and records[-1].version == 3:
             published.store.error = Unavailable("away")  # 0, the switch back to 3, and 2 before it are at hand
+        await asyncio.to_thread(engine.pause)  # so that the answer does not end while a slow machine stages
         record = await asyncio.to_thread(engine.update, LIVE, version)
+        await asyncio.to_thread(engine.resume)
         assert record is not None
         records.append(record)
     chunk = await anext(aiter(active.chunks()))
@@ -118,6 +120,17 @@ async def test_an_answer_goes_on_over_swaps_and_the_way_back_needs_no_store(
     assert chunk.logprobs[:end] == pytest.approx(expected[:end], abs=rounding())
     assert chunk.logprobs[end] != pytest.approx(expected[end], abs=1e-3)
     await check_serves(engine, published, LIVE, 0)
+
+
+async def test_an_older_adapter_is_made_from_its_nearest_full_copy(
+    open_engine: Callable[..., Engine], published: Adapted
+) -> None:
+    engine = open_engine()
+    for version in (0, 4, 5):
+        engine.update(LIVE, version)
+    engine.update(LIVE, 2)
+    assert published.store.routes[-1] == [None, 1], "not from the base"
+    await check_serves(engine, published, LIVE, 2)
 
 
 async def test_five_arms_share_one_base(open_engine: Callable[..., Engine], published: Adapted) -> None:
