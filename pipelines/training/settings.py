@@ -78,6 +78,9 @@ class TrainingSettings(Section):
     recompute: Literal["auto", "always", "never"] = "auto"
     """Compute the layers again in the backward pass, to hold fewer activations: by default for a row longer than the token budget, and
     for all once a row did not fit into memory."""
+    deterministic: bool = True
+    """On a GPU, let sums add their terms in a fixed order where torch can: the backward pass of flash attention is not covered, so a step
+    taken again may still differ in its last bits. `false` saves about 3% of a step. A CPU is repeatable in any case."""
     old_versions: int = Field(default=8, ge=0)
     """Versions between a sample's oldest token and the current weights, above which it is old. At most a quarter of a full batch is
     old; the others wait for the next one. No sample is refused for its lag."""

@@ -57,13 +57,18 @@ def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
     return Precision(device, is_reduced)
 
 
-def compute_repeatably(device: torch.device) -> None:
+def compute_repeatably(device: torch.device, *, deterministic: bool = True) -> None:
     """Let this process sum in a fixed order, so that the same step has the same bits. Call it before the device computes.
 
     A CPU does so by itself. On a GPU some sums add their terms in the order in which threads finish, unless torch is told not to; it
-    warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html).
+    warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html). `deterministic`: as in
+    `TrainingSettings`.
     """
     if device.type != "cuda":
+        return
+    # cuDNN plans its attention again for every new shape, and the shapes of each step are new: half of a step's time.
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    if not deterministic:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Nothing here reads what it did not write.

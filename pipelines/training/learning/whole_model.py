@@ -47,7 +47,7 @@ class WholeModel(TrainedParameters):
         place = torch.device(device)
         if place.index is not None:
             torch.cuda.set_device(place)
-        compute_repeatably(place)
+        compute_repeatably(place, deterministic=settings.deterministic)
         self.config, self.can_fork = model.config, place.type == "cpu"
         self.routing, self.budget = routing_for(model, settings), TokenBudget(settings.max_tokens)
         identity = identity_of(ModelBits(model), int(model.config.vocab_size))
