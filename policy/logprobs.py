@@ -181,7 +181,8 @@ class TokenScorer:
 
     def _logits(self, output: Any, support_NK: torch.Tensor | None, states_ND: torch.Tensor) -> torch.Tensor:
         """New float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states."""
-        states_ND = states_ND.float() if torch.is_autocast_enabled(states_ND.device.type) else states_ND
+        if torch.is_autocast_enabled(states_ND.device.type):
+            states_ND = states_ND.to(self._model.get_output_embeddings().weight.dtype)
         made = type(output)(**{**output, "last_hidden_state": states_ND[None]})
         # Autocast would round the logits to 8 bits: log-probs would be off by hundredths.
         plain = torch.autocast(states_ND.device.type, enabled=False)

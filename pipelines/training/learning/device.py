@@ -33,7 +33,7 @@ class Precision(NamedTuple):
 
     device: torch.device
     is_reduced: bool
-    """bfloat16, by autocast."""
+    """bfloat16, by autocast where the weights are float32."""
 
     def computing(self) -> AbstractContextManager[object]:
         """The block of a forward pass."""
@@ -41,7 +41,7 @@ class Precision(NamedTuple):
 
 
 def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
-    """As the settings say; by default bfloat16 on a GPU that computes with it, float32 elsewhere.
+    """As the settings say; by default bfloat16 on a GPU that computes with it or with masters in host memory, float32 elsewhere.
 
     Raises InvalidSettings: the device has no bfloat16.
     """
@@ -49,7 +49,7 @@ def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
     if settings.precision == "bfloat16" and not can_reduce:
         raise InvalidSettings(f'[training] precision: {device} does not compute in "bfloat16"; use "float32"')
     is_reduced = settings.precision == "bfloat16" or (
-        settings.precision == "auto" and device.type == "cuda" and can_reduce
+        settings.precision == "auto" and can_reduce and (device.type == "cuda" or settings.masters == "host")
     )
     if is_reduced and device.type == "cuda":
         # The head stays float32. Its products are of numbers that bfloat16 already rounded, so TF32 takes little from them.

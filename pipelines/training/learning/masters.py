@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from pipelines.training.learning.device import generator_states, machine_of, set_generators
+from pipelines.training.learning.working import MasterAdamW
 
 if TYPE_CHECKING:
     from pipelines.training.settings import TrainingSettings
@@ -53,11 +54,15 @@ class TrainedParameters:
         settings: TrainingSettings,
         device: torch.device,
         identity: str,
+        working: Mapping[str, torch.nn.Parameter] | None = None,
     ) -> None:
-        """`parameters` are on the device already."""
+        """`parameters`: float32, where AdamW steps them. `working`: what computes on the device, under the same names; None: they do."""
         self.parameters, self.device, self.identity = parameters, device, identity
-        self.optimizer = torch.optim.AdamW(
-            parameters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+        self._working = parameters if working is None else working
+        self.optimizer = MasterAdamW(
+            [(parameter, self._working[name]) for name, parameter in parameters.items()],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
         )
         self.begin_moments()
 
@@ -72,8 +77,14 @@ class TrainedParameters:
             }
 
     def clip(self, max_norm: float) -> float:
-        """As in `Trainee`."""
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm))
+        """As in `Trainee`. The norm is float32, whatever the gradients are."""
+        parameters = [each for each in self._working.values() if each.grad is not None]
+        if not parameters:
+            return 0.0
+        norms = [torch.linalg.vector_norm(each.grad, dtype=torch.float32) for each in parameters]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return float(norm)
 
     def masters(self) -> Masters:
         """As in `Trainee`: the moments are named `moment/name`."""
@@ -95,6 +106,7 @@ class TrainedParameters:
                     tensor.copy_(moments[key])
                 else:
                     tensor.zero_()
+        self.optimizer.write()
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Check that a checkpoint is one of these parameters. Changes nothing.
@@ -133,7 +145,8 @@ class TrainedParameters:
 
     def machine(self) -> dict[str, str]:
         """As in `Trainee`."""
-        return machine_of(self.device)
+        homes = {each.device.type for each in self.parameters.values()}
+        return machine_of(self.device) | ({} if homes == {self.device.type} else {"masters": " ".join(sorted(homes))})
 
 
 def _shape_in(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipelines.training.learning.working import MasterAdamW
+
 PROBED = 16
 """Samples of the batch that the movement is measured on, at most."""
 SLACK = 1.2
@@ -46,7 +48,7 @@ def probe(samples: Any) -> Any:
 
 
 @torch.no_grad()
-def bounded_step(optimizer: Any, log_probs: Callable[[], torch.Tensor], limit: float) -> Taken:
+def bounded_step(optimizer: MasterAdamW, log_probs: Callable[[], torch.Tensor], limit: float) -> Taken:
     """Let AdamW take its step, and as much of it back as lies beyond the limit, but for weight decay.
 
     `log_probs`: today's of the probe's tokens, always in the same order. `limit`: nats per token; `inf`: the step is not measured.
@@ -68,7 +70,7 @@ def bounded_step(optimizer: Any, log_probs: Callable[[], torch.Tensor], limit: f
     return Taken(0.0, 0.0)
 
 
-def _take_back(optimizer: Any, share: float) -> None:
+def _take_back(optimizer: MasterAdamW, share: float) -> None:
     """Add a share of AdamW's last step to the weights again: lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)."""
     for group in optimizer.param_groups:
         first, second = group["betas"]
@@ -81,3 +83,4 @@ def _take_back(optimizer: Any, share: float) -> None:
             flat = (parameter.view(-1), state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1))
             for weight, mean, square in zip(*(each.split(PIECE) for each in flat), strict=True):
                 weight.addcdiv_(mean, (square / (1 - second**taken)).sqrt_().add_(group["eps"]), value=length)
+    optimizer.write()

@@ -28,11 +28,11 @@ SETTINGS = TrainingSettings(
 )  # fmt: skip
 
 
-def whole(kind: str) -> WholeModel:
+def whole(kind: str, **changes: str) -> WholeModel:
     torch.set_num_threads(1)
     model = tied_model() if kind == "llama" else tiny_model(kind)
     copy_tensors(model, tensors_of(model))
-    return WholeModel(model, SETTINGS)
+    return WholeModel(model, SETTINGS.model_copy(update=changes))
 
 
 # A mixture of experts has tensors in a checkpoint that are slices of its parameters.
@@ -42,6 +42,7 @@ TRAINEES: dict[str, Callable[[], Trainee]] = {
     "whole": lambda: whole("llama"),
     "mixture": lambda: whole("qwen3_moe"),
     "padded": lambda: whole("lfm2"),
+    "host": lambda: whole("llama", masters="host"),
 }
 
 
