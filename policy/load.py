@@ -34,6 +34,7 @@ def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
         raise NotFound(f"cannot load {path_or_hub_id}: {error}") from error
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # weights are changed by their place in the flat parameter
+    avoid_planned_attention(device)
     return model.to(device).eval().requires_grad_(requires_grad=False)
 
 
@@ -45,6 +46,12 @@ def empty_model(path_or_hub_id: str) -> Any:
         raise NotFound(f"cannot load {path_or_hub_id}: {error}") from error
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def avoid_planned_attention(device: torch.device | str) -> None:
+    """Keep cuDNN's attention out of this process: it plans anew for every shape, for longer than other kernels compute."""
+    if torch.device(device).type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
 
 
 def context_of(config: Any) -> int | None:

@@ -5,13 +5,16 @@ node's ancestors. All layers but attention work on single tokens, so they see on
 the tokens of a node see its ancestors and, causally, themselves. The gradient of a shared prefix is the sum over its rows without
 further work.
 
-On the CPU `tree_attention` does this without copies. Elsewhere, and with sliding windows, attention computes groups of nodes.
+`tree_attention` does this without copies, on the CPU and on a GPU that has its kernel. Elsewhere, for states that no kernel takes, and
+with sliding windows, `grouped_attention` computes groups of nodes.
 
-Shapes: N tokens of all nodes; a group has G nodes with the same P tokens of ancestors and similar lengths, padded to L tokens.
+Shapes: N tokens of all nodes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,25 +23,26 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from policy.flash_attention import plan_of, problem_on
+from policy.grouped_attention import Groups, grouped, grouped_attention
 from policy.load import is_paged
 from policy.tree_attention import can_compute, tree_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from policy.flash_attention import FlashPlan
     from policy.tree_attention import Range
 
 ATTENTION = "millrace_packed"
 """The name under which transformers finds the attention below."""
 LEAST_SHARED = 16
 """A shorter common prefix is computed by each row: sharing it would cost more."""
-_WASTE = 1.25
-"""Within attention, nodes are padded by at most this factor."""
-_MOST_MASK = 2**24
-"""Elements of a mask; a node that would need a larger one is cut into pieces, each the parent of the next."""
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
+    """A run of tokens."""
+
     token_ids: np.ndarray
     depth: int
     """Tokens of its ancestors."""
@@ -47,25 +51,25 @@ class _Node(NamedTuple):
     """Rows that end with this node."""
 
 
-class _Group(NamedTuple):
-    """Places of nodes [G, L], padding repeats the last one; places of their ancestors [P]; which of G * L are tokens."""
-
-    nodes_GL: torch.Tensor
-    ancestors_P: torch.Tensor
-    real_GL: torch.Tensor
-
-
-class Packing(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Packing:
     """Packed rows. `places[i]` are the places of row i's tokens among the N; shared places occur in several rows."""
 
     ids_N: torch.Tensor
     positions_N: torch.Tensor
     places: tuple[np.ndarray, ...]
-    ranges: tuple[Range, ...]
-    """Of all nodes, for attention over the tree; or none, then `groups` cover them."""
-    groups: tuple[_Group, ...]
-    order_N: torch.Tensor
-    """Where the groups, one after the other, have each token."""
+    tree: tuple[Range, ...] | FlashPlan | None
+    """Of all nodes, for attention over the tree; None: it computes groups of them."""
+    longest: int
+    """Tokens of the longest row: a sliding window that is as wide hides nothing."""
+    nodes: tuple[Node, ...]
+    """What the groups are made from, where attention needs them."""
+    windowed: bool
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The nodes in groups, on the device: made once."""
+        return grouped(self.nodes, windowed=self.windowed, device=self.ids_N.device)
 
 
 def make_packable(model: Any) -> str:
@@ -119,7 +123,7 @@ def pack(
     share: bool = True,
     windowed: bool = False,
     device: torch.device | str = "cpu",
-    grouped: bool | None = None,
+    in_groups: bool = False,
 ) -> Packing:
     """Pack rows of token ids.
 
@@ -128,35 +132,37 @@ def pack(
         share: compute common prefixes once.
         windowed: the model has layers with a sliding window, whose masks limit the length of every node.
         device: of the tensors.
-        grouped: attention computes groups of nodes; by default with windows, and on devices other than the CPU.
+        in_groups: attention computes groups of nodes though a kernel could do without.
     """
-    grouped = windowed or torch.device(device).type != "cpu" if grouped is None else grouped
-    nodes = _tree(rows) if share else [_Node(row, 0, None, [i]) for i, row in enumerate(rows)]
-    nodes = list(_cut(nodes, windowed)) if grouped else nodes
+    nodes = _tree(rows) if share else [Node(row, 0, None, [i]) for i, row in enumerate(rows)]
     ends = np.cumsum([len(node.token_ids) for node in nodes])
     own = [np.arange(end - len(node.token_ids), end) for node, end in zip(nodes, ends, strict=True)]
-    ancestors: list[np.ndarray] = []
-    for node in nodes:  # a parent comes before its children
-        parent = node.parent
-        ancestors.append(own[0][:0] if parent is None else np.concatenate([ancestors[parent], own[parent]]))
-    places = {row: np.concatenate([ancestors[i], own[i]]) for i, node in enumerate(nodes) for row in node.rows}
-    alike = _alike(nodes) if grouped else []
-    groups = [[own[i] for i in members] for members in alike]
-    together = np.concatenate([own[0][:0], *(places_ for group in groups for places_ in group)])
-    order = np.empty_like(together)
-    order[together] = np.arange(len(together))
+    paths: list[np.ndarray] = []
+    for node, places in zip(nodes, own, strict=True):  # a parent comes before its children
+        paths.append(places if node.parent is None else np.concatenate([paths[node.parent], places]))
+    of_rows = {row: path for node, path in zip(nodes, paths, strict=True) for row in node.rows}
     positions = [node.depth + np.arange(len(node.token_ids)) for node in nodes]
     return Packing(
         ids_N=torch.from_numpy(np.concatenate([node.token_ids for node in nodes]).astype(np.int64)).to(device),
         positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
-        places=tuple(places[i] for i in range(len(rows))),
-        ranges=() if grouped else _ranges(nodes, ends),
-        groups=tuple(_group(group, ancestors[i], device) for group, (i, *_) in zip(groups, alike, strict=True)),
-        order_N=torch.from_numpy(order).to(device),
+        places=tuple(of_rows[i] for i in range(len(rows))),
+        tree=None if in_groups else _tree_on(torch.device(device), _ranges(nodes, ends), windowed=windowed),
+        longest=max(map(len, paths)),
+        nodes=tuple(nodes),
+        windowed=windowed,
     )
 
 
-def _ranges(nodes: list[_Node], ends: np.ndarray) -> tuple[Range, ...]:
+def _tree_on(
+    device: torch.device, ranges: tuple[Range, ...], *, windowed: bool
+) -> tuple[Range, ...] | FlashPlan | None:
+    """What attention over the tree needs on a device, or None."""
+    if device.type == "cpu":
+        return None if windowed else ranges
+    return None if problem_on(device) else plan_of(ranges, device)
+
+
+def _ranges(nodes: list[Node], ends: np.ndarray) -> tuple[Range, ...]:
     """The nodes' tokens and their last descendants': children follow their parent."""
     last = ends.tolist()
     for index in reversed(range(len(nodes))):
@@ -166,10 +172,10 @@ def _ranges(nodes: list[_Node], ends: np.ndarray) -> tuple[Range, ...]:
     return tuple(zip(starts, ends.tolist(), last, strict=True))
 
 
-def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
+def _tree(rows: Sequence[np.ndarray]) -> list[Node]:
     """The nodes of the rows' prefix tree, parents first."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].astype(">i8").tobytes())
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
     waiting: list[tuple[list[int], int, int | None]] = [(order, 0, None)]
     while waiting:
         members, depth, parent = waiting.pop()
@@ -177,10 +183,10 @@ def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
         # Sorted, so the rows that end here are the first.
         over = [i for i in members if len(rows[i]) == common]
         if len(members) == 1 or common - depth >= LEAST_SHARED:
-            nodes.append(_Node(rows[members[0]][depth:common], depth, parent, over))
+            nodes.append(Node(rows[members[0]][depth:common], depth, parent, over))
             depth, parent = common, len(nodes) - 1
         else:
-            nodes += [_Node(rows[i][depth:], depth, parent, [i]) for i in over]
+            nodes += [Node(rows[i][depth:], depth, parent, [i]) for i in over]
         rest = members[len(over) :]
         waiting += [(list(same), depth, parent) for _, same in groupby(rest, key=lambda i: int(rows[i][common]))]
     return nodes
@@ -191,42 +197,6 @@ def common_prefix(first: np.ndarray, last: np.ndarray, depth: int = 0) -> int:
     length = min(len(first), len(last))
     differ = np.flatnonzero(first[depth:length] != last[depth:length])
     return depth + int(differ[0]) if len(differ) else length
-
-
-def _cut(nodes: list[_Node], windowed: bool) -> Iterator[_Node]:
-    """The nodes, those that would need too large a mask in pieces."""
-    number, moved = 0, dict[int, int]()
-    for index, node in enumerate(nodes):
-        parent = None if node.parent is None else moved[node.parent]
-        length, total = len(node.token_ids), node.depth + len(node.token_ids)
-        needs_mask = windowed or parent is not None
-        size = max(_MOST_MASK // total, 1) if needs_mask and length * total > _MOST_MASK else length
-        for start in range(0, length, size):
-            is_last = start + size >= length
-            yield _Node(node.token_ids[start : start + size], node.depth + start, parent, node.rows if is_last else [])
-            parent, number = number, number + 1
-        moved[index] = number - 1
-
-
-def _alike(nodes: list[_Node]) -> list[list[int]]:
-    """Indices of nodes that attention computes at once: of one parent, and of similar lengths."""
-    found: list[list[int]] = []
-    kinds = [(-1 if node.parent is None else node.parent, -len(node.token_ids)) for node in nodes]
-    for index in sorted(range(len(nodes)), key=kinds.__getitem__):
-        parent, length = kinds[index]
-        longest = kinds[found[-1][0]] if found else None
-        if longest is not None and longest[0] == parent and longest[1] >= _WASTE * length:
-            found[-1].append(index)
-        else:
-            found.append([index])
-    return found
-
-
-def _group(nodes: list[np.ndarray], ancestors_P: np.ndarray, device: torch.device | str) -> _Group:
-    longest = max(map(len, nodes))
-    padded = np.stack([np.pad(places, (0, longest - len(places)), mode="edge") for places in nodes])
-    real = np.arange(longest) < np.array([len(places) for places in nodes])[:, None]
-    return _Group(*(torch.from_numpy(each).to(device) for each in (padded, ancestors_P, real)))
 
 
 def _packed_attention(
@@ -246,40 +216,13 @@ def _packed_attention(
     """
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0], None
-    if packing.ranges:
-        if sliding_window is not None or not can_compute(query, key, value):
-            raise ValueError("these states need a packing in groups")
+    sees_all = sliding_window is None or sliding_window >= packing.longest
+    if packing.tree is not None and sees_all and can_compute(query, key, value, packing.tree):
         scale = options.get("scaling") or query.shape[-1] ** -0.5
-        return tree_attention(query, key, value, packing.ranges, scale).transpose(1, 2), None
-    found = []
-    for group in packing.groups:
-        before = group.ancestors_P if sliding_window is None else group.ancestors_P[-sliding_window:]
-        nodes = [_nodes_of(each, group.nodes_GL) for each in (query, key, value)]
-        if len(before):
-            shared = [each[:, :, before].expand(len(group.nodes_GL), -1, -1, -1) for each in (key, value)]
-            nodes[1:] = [torch.cat(both, dim=2) for both in zip(shared, nodes[1:], strict=True)]
-        mask = _mask(len(before), group.nodes_GL.shape[1], sliding_window, query.device)
-        states, _ = sdpa_attention_forward(module, *nodes, mask, **options)
-        found.append(states[group.real_GL])
-    return torch.cat(found)[packing.order_N][None], None
-
-
-def _nodes_of(states: torch.Tensor, nodes_GL: torch.Tensor) -> torch.Tensor:
-    """[1, heads, N, D] of all tokens to [G, heads, L, D] of nodes."""
-    heads, _, width = states.shape[1:]
-    return states[0].index_select(1, nodes_GL.flatten()).view(heads, *nodes_GL.shape, width).transpose(0, 1)
-
-
-def _mask(num_before: int, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """True where a token may look, [1, 1, L, P + L]; None: at everything before it in its node."""
-    if not num_before and (window is None or length <= window):
-        return None
-    query_L = torch.arange(num_before, num_before + length, device=device)[:, None]
-    key_K = torch.arange(num_before + length, device=device)
-    allowed = key_K <= query_L
-    if window is not None:
-        allowed &= query_L - key_K < window
-    return allowed[None, None]
+        return tree_attention(query, key, value, packing.tree, scale).transpose(1, 2), None
+    if type(packing.tree) is tuple:  # a model that the CPU's kernel does not take is padded
+        raise ValueError("these states need a packing in groups")
+    return grouped_attention(module, (query, key, value), packing.groups, sliding_window, **options), None
 
 
 def _states(model: Any, row: np.ndarray) -> torch.Tensor:

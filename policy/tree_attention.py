@@ -6,7 +6,7 @@ denominator, and what a token sees in all is the mean of its parts, weighted by 
 1805.02867). The gradient of each part follows from the whole output and the whole denominator alone (FlashAttention, arXiv
 2205.14135, appendix B), so the same kernel runs backward, part by part.
 
-torch has a kernel that returns the denominator in this layout for the CPU only; elsewhere `packing` computes groups of nodes.
+Here is how the CPU does it; `flash_attention` does the same on a GPU, with a call for all runs of one depth.
 
 Shapes: H heads, N tokens, D width of a head.
 """
@@ -16,6 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from policy.flash_attention import FlashPlan, flash_attention, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,17 +30,21 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward 
 
 
 def tree_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ranges: Sequence[Range], scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Sequence[Range] | FlashPlan, scale: float
 ) -> torch.Tensor:
-    """Attention [1, H, N, D] of states of the same shape, on the CPU. `ranges` cover all tokens, parents first."""
+    """Attention [1, H, N, D] of states of the same shape. `tree`: on the CPU ranges of all tokens, parents first; on a GPU its plan."""
     if torch.is_autocast_enabled(query.device.type):  # as it would for torch's own attention
         query, key, value = (each.to(torch.get_autocast_dtype(query.device.type)) for each in (query, key, value))
-    found: torch.Tensor = _TreeAttention.apply(query, key, value, ranges, scale)  # type: ignore[no-untyped-call]
+    if isinstance(tree, FlashPlan):
+        return flash_attention(query, key, value, tree, scale)
+    found: torch.Tensor = _TreeAttention.apply(query, key, value, tree, scale)  # type: ignore[no-untyped-call]
     return found
 
 
-def can_compute(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """True if the kernel takes these states; keys may have fewer heads, which divide those of the queries."""
+def can_compute(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Sequence[Range] | FlashPlan) -> bool:
+    """True if the kernel for this tree takes these states; keys may have fewer heads, which divide those of the queries."""
+    if isinstance(tree, FlashPlan):
+        return takes(query, key, value)
     alike = key.shape == value.shape and query.shape[2:] == key.shape[2:]
     return query.device.type == "cpu" and alike and query.shape[1] % key.shape[1] == 0
 

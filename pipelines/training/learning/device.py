@@ -64,11 +64,7 @@ def compute_repeatably(device: torch.device, *, deterministic: bool = True) -> N
     warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html). `deterministic`: as in
     `TrainingSettings`.
     """
-    if device.type != "cuda":
-        return
-    # cuDNN plans its attention again for every new shape, and the shapes of each step are new: half of a step's time.
-    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-    if not deterministic:
+    if device.type != "cuda" or not deterministic:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Nothing here reads what it did not write.

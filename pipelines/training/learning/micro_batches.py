@@ -56,6 +56,8 @@ class MicroBatch:
     """`ABSENT` where the engine recorded nothing; None if it did so for no row."""
     support_NK: torch.Tensor | None = None
     """The ids that each of the N sampled tokens was drawn from, row after row; -1 where it has fewer, or has any id."""
+    scored_N: torch.Tensor | None = None
+    """Where `mask_BT` is True, counted row after row."""
     sequence_B: ClassVar[None] = None
     """Each row is a sequence of its own."""
 
@@ -67,7 +69,7 @@ class MicroBatch:
     def scored_by(self, scorer: TokenScorer) -> TokenScores:
         """Its scores at its temperatures, over its supports, through the experts that were recorded."""
         rows = self.input_ids_BL, self.attention_mask_BL, self.mask_BT
-        return scorer(*rows, self.temperature_B, self.experts_BLMK, support_NK=self.support_NK)
+        return scorer(*rows, self.temperature_B, self.experts_BLMK, support_NK=self.support_NK, scored_N=self.scored_N)
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:
         temperature_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
         experts_BLMK=_joined_experts(rows, np.arange(num * length).reshape(num, length), (num, length), device),
         support_NK=_joined_support(rows, device),
+        scored_N=torch.from_numpy(np.flatnonzero(mask[:, 1:])).to(device),
     )
 
 

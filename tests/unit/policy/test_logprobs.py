@@ -144,3 +144,24 @@ def test_generation_still_sees_plain_logits() -> None:
     TokenScorer(model)(*rows(), 0.5)
 
     assert torch.equal(model(input_ids=rows()[0]).logits, before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3 with a soft cap", "gpt2"])
+def test_a_narrow_head_sums_in_float32(kind: str) -> None:
+    """A bfloat16 model against a float32 one with the same weights: its logits are not rounded again, nor its gradient's sums."""
+    narrow, wide = architecture(kind), architecture(kind)
+    head, plain = narrow.bfloat16().get_output_embeddings(), wide.get_output_embeddings()
+    plain.load_state_dict(head.state_dict())
+    input_ids_BL, attention_BL, mask_BT = rows()
+    states_BLD = narrow.base_model(input_ids=input_ids_BL, attention_mask=attention_BL).last_hidden_state.detach()
+    logits = wide.base_model(input_ids=input_ids_BL)
+    wide.base_model.forward = lambda *_, **__: type(logits)(last_hidden_state=states_BLD.float())
+    narrow.base_model.forward = lambda *_, **__: type(logits)(last_hidden_state=states_BLD)
+    found, expected = (
+        TokenScorer(model)(input_ids_BL, attention_BL, mask_BT, 0.7).log_probs_BT for model in (narrow, wide)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    for scores in (found, expected):
+        torch.autograd.backward(scores.square().sum())
+    largest = float(plain.weight.grad.abs().max())
+    torch.testing.assert_close(head.weight.grad.float(), plain.weight.grad, atol=0.01 * largest, rtol=0)

@@ -14,7 +14,6 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     yield
     torch.use_deterministic_algorithms(mode=False)
-    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
 
@@ -27,9 +26,3 @@ def test_only_a_gpu_is_told_to_sum_in_order_and_only_if_asked_to(
     compute_repeatably(torch.device(device), deterministic=deterministic)
     assert torch.are_deterministic_algorithms_enabled() is is_told
     assert torch.is_deterministic_algorithms_warn_only_enabled() is is_told
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_a_gpu_does_not_plan_attention_for_every_new_shape(deterministic: bool) -> None:
-    compute_repeatably(torch.device("cuda"), deterministic=deterministic)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()

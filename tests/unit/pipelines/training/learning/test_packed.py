@@ -19,7 +19,7 @@ from pipelines.training.known.experiences import num_tokens
 from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective
-from policy import packing as packing_module
+from policy import grouped_attention
 from policy.logprobs import TokenScorer
 from policy.packing import LEAST_SHARED, has_windows, make_packable, pack, packed_states
 from policy.routing import routing_of
@@ -91,9 +91,9 @@ def test_groups_of_nodes_mean_the_same_as_the_tree() -> None:
     shared = random.integers(0, 700, 30)
     rows = [np.concatenate([shared, random.integers(0, 700, length)]) for length in (1, 20, 21, 40)]
     rows += [np.concatenate([rows[2], random.integers(0, 700, 7)]), random.integers(0, 700, 9)]
-    tree, groups = pack(rows), pack(rows, grouped=True)
-    assert tree.ranges
-    assert groups.groups
+    tree, groups = pack(rows), pack(rows, in_groups=True)
+    assert tree.tree
+    assert groups.tree is None
     with torch.no_grad():
         found, expected = (packed_states(model, packing).last_hidden_state[0] for packing in (tree, groups))
     for of_tree, of_groups in zip(tree.places, groups.places, strict=True):
@@ -142,13 +142,13 @@ def test_a_model_that_looks_at_its_neighbours_otherwise_is_found_out() -> None:
 
 
 def test_a_node_that_needs_too_large_a_mask_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "_MOST_MASK", 400)
+    monkeypatch.setattr(grouped_attention, "_MOST_MASK", 400)
     padded, packed = (tiny_model("gemma3").requires_grad_(requires_grad=True) for _ in range(2))
     assert not make_packable(packed)
     items = rows_of_prompts(np.random.default_rng(6), padded.config.vocab_size)
     expected = losses(TokenScorer(padded), micro_batches(items, max_tokens=10_000), items)
     batches = packed_batches(items, max_tokens=10_000, windowed=True)
-    assert max(group.nodes_GL.shape[1] for batch in batches for group in batch.packing.groups) < 40
+    assert max(group.nodes_GL.shape[1] for batch in batches for group in batch.packing.groups.groups) < 40
     found = losses(TokenScorer(packed), batches, items)
     assert found.loss == pytest.approx(expected.loss, rel=100 * network_tolerance(padded.config, 0.7))
 
@@ -190,7 +190,7 @@ def test_every_row_is_found_in_its_places(parts: list[tuple[int, int, list[int]]
     for row, places in zip(rows, packing.places, strict=True):
         assert np.array_equal(ids[places], row)
         assert np.array_equal(positions[places], np.arange(len(row)))
-    assert sorted(pack(rows, grouped=True).order_N.tolist()) == list(range(len(ids)))
+    assert len(set(packing.groups.order_N.tolist())) == len(ids)
     assert len(ids) <= sum(map(len, rows))
     if len(rows) > 1 and len(min(rows, key=len)) >= LEAST_SHARED and len({row.tobytes() for row in rows}) == 1:
         assert len(ids) == len(rows[0])
