@@ -19,9 +19,9 @@ from benchmarks.objectives.model import TinyAnswers, TinyPolicy
 from benchmarks.objectives.tasks import AnswerPool, Data, Noise
 from pipelines.training.learning.advantages import Scored, advantages
 from pipelines.training.learning.guard import has_left, step_scale
-from pipelines.training.learning.loss import policy_loss
+from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.objectives import Objective
-from pipelines.training.learning.step_bound import bounded_step, probe
+from pipelines.training.learning.step_bound import bounded_step, stride
 from pipelines.training.learning.trackers import BetaTracker
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScores
@@ -155,7 +155,7 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
     if trainer.objective.kl_coefficient:
         with torch.no_grad():
             anchor = trainer.base.score(prompts, answers.ids_BA).log_probs_BT
-    loss, sums = policy_loss(
+    loss, micro_sums = policy_loss(
         scores,
         answers.log_probs_BA,
         anchor,
@@ -168,14 +168,17 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
     optimizer.zero_grad()
     torch.autograd.backward(loss)
     norm = torch.nn.utils.clip_grad_norm_(trainer.policy.parameters(), DEFAULTS.max_gradient_norm)
+    sums = LossSums.of([micro_sums], trainer.objective)
     ess = sums.metrics()["ess"]
     if math.isfinite(sums.loss) and math.isfinite(float(norm)):  # as the guard
         scale = min(sums.rate, step_scale(ess))
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base", group["lr"]) * scale
-        seen = [probe(each) for each in (prompts, answers.ids_BA, answers.mask_BA)]
+        every = stride(len(samples))
+        seen = [each[::every] for each in (prompts, answers.ids_BA, answers.mask_BA)]
         taken = bounded_step(
             optimizer,
+            scores.log_probs_BT.detach()[::every][seen[2]],
             lambda: trainer.policy.score(seen[0], seen[1]).log_probs_BT[seen[2]],
             trainer.step_bound * len(samples),
         )

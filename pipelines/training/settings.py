@@ -51,7 +51,7 @@ class TrainingSettings(Section):
     probability, or less than one over this, in the geometric mean; with a negative advantage already at e^-0.5. `inf`: never."""
     step_bound: float = Field(default=1.5e-5, gt=0)
     """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. `inf`: steps are
-    not measured, which saves two forward passes over 16 samples."""
+    not measured, which saves a forward pass over 16 samples."""
     loss: str = "vcpo"
     """Loss of the policy gradient: `truncated`, `dppo`, `ppo`, `gspo`, `cispo`, `m2po` or `vcpo`."""
     baseline: Literal["beta", "moving_average"] = "beta"

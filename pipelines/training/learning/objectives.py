@@ -38,11 +38,8 @@ class Tokens:
     """Sample weights included."""
     sequence_S: torch.Tensor
     """int64: which sequence, counted from 0."""
-
-    @property
-    def num_sequences(self) -> int:
-        """Of the tokens here."""
-        return int(self.sequence_S.max()) + 1 if len(self.sequence_S) else 0
+    num_sequences: int
+    """Some may have no token."""
 
     def per_sequence(self, values_S: torch.Tensor) -> torch.Tensor:
         """Sums of the tokens' values, one per sequence."""
@@ -65,6 +62,7 @@ class Tokens:
             torch.cat([part.log_ratio_S for part in parts]),
             torch.cat([part.advantage_S for part in parts]),
             torch.cat([part.sequence_S + count for part, count in zip(parts, before, strict=False)]),
+            sum(part.num_sequences for part in parts),
         )
 
 
@@ -81,10 +79,9 @@ class Pulls(NamedTuple):
 class BatchPlan(NamedTuple):
     """What an objective decides for a whole batch before the gradient of any part of it."""
 
-    rate: float = 1.0
-    """Factor of the learning rate, in (0, 1]."""
     threshold: float = 0.0
-    baseline: float = 0.0
+    baseline: float | torch.Tensor = 0.0
+    """A tensor is a scalar where the tokens are: to read it, the host would have to wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +99,22 @@ class Objective:
             raise InvalidSettings(f"[training] loss: {self.loss!r} is unknown; it is one of {names}")
 
     @property
-    def needs_batch(self) -> bool:
-        """True: `plan` sees the whole batch first, which costs another forward pass if the batch is more than one micro-batch."""
-        return self.loss in PLANS
+    def plans_from_today(self) -> bool:
+        """True: `plan` reads today's log-probs, which costs a forward pass if the batch is more than one micro-batch."""
+        return self.loss == "m2po"
+
+    @property
+    def plans_from_log(self) -> bool:
+        """True: `plan` reads nothing but what was logged."""
+        return self.loss == "vcpo"
 
     def plan(self, tokens: Tokens) -> BatchPlan:
-        """Decide what needs the whole batch."""
-        return PLANS[self.loss](tokens, self.ratio_bound) if self.needs_batch else BatchPlan()
+        """Decide what needs the whole batch, before the gradient."""
+        return PLANS[self.loss](tokens) if self.loss in PLANS else BatchPlan()
+
+    def rate(self, tokens: Tokens) -> float | torch.Tensor:
+        """The factor of the learning rate in (0, 1], of the whole batch after its gradient."""
+        return effective_rate(tokens) if self.loss == "vcpo" else 1.0
 
     def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
         """The pull of each token."""
@@ -186,7 +192,7 @@ def m2po(tokens: Tokens, bound: float, plan: BatchPlan) -> Pulls:
     return weighted(tokens, tokens.ratios(bound).masked_fill(tokens.log_ratio_S.square() > plan.threshold, 0.0))
 
 
-def plan_m2po(tokens: Tokens, _bound: float, *, moment: float = 0.04) -> BatchPlan:
+def plan_m2po(tokens: Tokens, *, moment: float = 0.04) -> BatchPlan:
     """`threshold`: tokens whose squared log-ratio is above it are masked."""
     squares_S = tokens.log_ratio_S.square().sort().values
     means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
@@ -200,10 +206,12 @@ def vcpo(tokens: Tokens, bound: float, plan: BatchPlan) -> Pulls:
     A sequence weighs its own importance ratio, at most `bound`. The learning rate is multiplied by the square root of the effective
     share of sequences (of the ratios before the bound), the paper's rule for AdamW. The baseline, over the batch, is
 
-        sum of w^2 g^2 A / sum of w^2 g^2
+        sum of g^2 A / sum of g^2
 
     where g is the norm of the sequence's score. The paper measures g with one backward pass per sequence. Here it is the norm at the
-    logits, sum over tokens of (1 - p)^2: the chain rule's first factor, at no cost.
+    logits, sum over tokens of (1 - p)^2: the chain rule's first factor, at no cost. The paper's baseline also weighs sequences with
+    their squared ratios; here p and the weights are those of the policy that answered, whose ratio is 1. They are known before the
+    gradient, and a baseline may be any constant.
     """
     log_ratio_S = tokens.per_sequence(tokens.log_ratio_S)[tokens.sequence_S]
     limit = math.log(bound)
@@ -211,23 +219,25 @@ def vcpo(tokens: Tokens, bound: float, plan: BatchPlan) -> Pulls:
     return Pulls(pull_S, pull_S * tokens.current_S, log_ratio_S > limit)
 
 
-def plan_vcpo(tokens: Tokens, bound: float) -> BatchPlan:
-    """The rate and the baseline."""
-    if not len(tokens.current_S):
-        return BatchPlan()
-    log_ratio = tokens.per_sequence(tokens.log_ratio_S)
-    ratio = torch.exp(log_ratio - log_ratio.max())
-    share = float(ratio.sum().square() / ratio.square().sum() / len(ratio))
-    weight = torch.exp(log_ratio.clamp(max=math.log(bound)))
-    square = weight.square() * tokens.per_sequence(torch.expm1(tokens.current_S).square())
+def plan_vcpo(tokens: Tokens) -> BatchPlan:
+    """The baseline, from what was logged."""
+    square = tokens.per_sequence(torch.expm1(tokens.current_S - tokens.log_ratio_S).square())
     advantage = tokens.per_sequence(tokens.advantage_S) / tokens.lengths()
-    baseline = float((square * advantage).sum() / square.sum()) if len(ratio) > 1 and square.sum() > 0 else 0.0
-    return BatchPlan(rate=math.sqrt(share), baseline=baseline)
+    baseline = (square * advantage).sum() / square.sum().clamp(min=torch.finfo(square.dtype).tiny)
+    return BatchPlan(baseline=baseline if tokens.num_sequences > 1 else 0.0)
+
+
+def effective_rate(tokens: Tokens) -> torch.Tensor:
+    """The root of the effective share of the sequences that have tokens; 1 without any."""
+    is_empty = tokens.per_sequence(torch.ones_like(tokens.current_S)) == 0
+    log_ratio = tokens.per_sequence(tokens.log_ratio_S).masked_fill(is_empty, -math.inf)
+    ratio = torch.exp(log_ratio - log_ratio.max()) if len(tokens.current_S) else torch.ones_like(log_ratio)
+    return (ratio.sum().square() / ratio.square().sum() / (~is_empty).sum().clamp(min=1)).sqrt()
 
 
 OBJECTIVES: dict[str, Callable[[Tokens, float, BatchPlan], Pulls]] = {
     each.__name__: each for each in (truncated, dppo, ppo, gspo, cispo, m2po, vcpo)
 }
 """Name to a function of tokens, bound and plan."""
-PLANS: dict[str, Callable[[Tokens, float], BatchPlan]] = {"m2po": plan_m2po, "vcpo": plan_vcpo}
+PLANS: dict[str, Callable[[Tokens], BatchPlan]] = {"m2po": plan_m2po, "vcpo": plan_vcpo}
 """Of the objectives that need the whole batch."""

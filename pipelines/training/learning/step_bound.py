@@ -14,17 +14,26 @@ moments: no copy of the weights is kept.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
+from msgspec.structs import replace
+
+from pipelines.training.learning.figures import row_lengths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from contracts.records import Experience
     from pipelines.training.learning.working import MasterAdamW
 
 PROBED = 16
 """Samples of the batch that the movement is measured on, at most."""
+SHARE = 32
+"""In reduced precision it is measured on one of so many tokens: two forward passes over them are 2% of a step."""
+LEAST = 64
+"""Tokens of a sample, at least."""
 SLACK = 1.2
 """A step this much above the limit is let through: the measure is no better."""
 TRIES = 6
@@ -42,25 +51,59 @@ class Taken(NamedTuple):
     moved: float
 
 
-def probe(samples: Any) -> Any:
-    """The samples to measure on: up to `PROBED`, spread over the batch. `samples`: a sequence, or a tensor with a row for each."""
-    return samples[:: max(-(-len(samples) // PROBED), 1)]
+def stride(num_samples: int) -> int:
+    """Every so many samples of a batch are measured on: up to `PROBED`, spread over it."""
+    return max(-(-num_samples // PROBED), 1)
+
+
+def windows(samples: Sequence[Experience], every: int) -> list[Experience]:
+    """A part of every so many samples: the first of the sampled tokens in the first of them, the last in the last.
+
+    All parts together are one of `SHARE` tokens of the batch. Half of a part is the tokens before those that are measured. Recorded
+    experts and supports are left out: both sides of a movement are measured without them.
+    """
+    probed = samples[::every]
+    length = max(sum(row_lengths(samples)) // (SHARE * max(len(probed), 1)), LEAST)
+    return [_window(item, (number + 0.5) / len(probed), length) for number, item in enumerate(probed)]
+
+
+def _window(item: Experience, place: float, length: int) -> Experience:
+    segment = max(item.segments, key=lambda each: each.loss_mask.count(1))
+    at = np.flatnonzero(np.frombuffer(segment.loss_mask, np.uint8) == 1)
+    begin = max(min(int(at[int(place * len(at))]) - length // 2, len(segment.loss_mask) - length), 0)
+    mask = segment.loss_mask[begin : begin + length]
+    part = replace(
+        segment,
+        token_ids=segment.token_ids[4 * begin : 4 * (begin + length)],
+        loss_mask=bytes(length // 2) + mask[length // 2 :] if begin else mask,
+        logprobs=segment.logprobs[4 * begin : 4 * (begin + length)],
+        sampling=replace(segment.sampling, top_p=1.0, top_k=0, min_p=0.0),
+        experts=b"",
+        expert_shape=None,
+        support=b"",
+    )
+    return replace(item, segments=(part,))
 
 
 @torch.no_grad()
-def bounded_step(optimizer: MasterAdamW, log_probs: Callable[[], torch.Tensor], limit: float) -> Taken:
+def bounded_step(
+    optimizer: MasterAdamW, before: torch.Tensor, log_probs: Callable[[], torch.Tensor], limit: float
+) -> Taken:
     """Let AdamW take its step, and as much of it back as lies beyond the limit, but for weight decay.
 
-    `log_probs`: today's of the probe's tokens, always in the same order. `limit`: nats per token; `inf`: the step is not measured.
+    Args:
+        optimizer: AdamW, with the gradient.
+        before: log-probs of the probe's tokens before the step.
+        log_probs: today's, in the same order.
+        limit: nats per token; `inf`: the step is not measured.
     """
     if math.isinf(limit):
         optimizer.step()
         return Taken(1.0, math.nan)
-    before = log_probs().double()
     optimizer.step()
     share = 1.0
     for _ in range(TRIES):
-        moved = float((log_probs().double() - before).square().mean() / 2) if len(before) else 0.0
+        moved = float((log_probs().double() - before.double()).square().mean() / 2) if len(before) else 0.0
         if moved <= SLACK * limit:
             return Taken(share, moved)
         left = max(math.sqrt(limit / moved), SHORTEST) if math.isfinite(moved) else SHORTEST

@@ -16,13 +16,13 @@ import torch
 from contracts.errors import InvalidSettings
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
 from pipelines.training.learning.figures import Stages
-from pipelines.training.learning.loss import LossSums, policy_loss, tokens_of
+from pipelines.training.learning.loss import LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy
-from pipelines.training.learning.step_bound import Taken, bounded_step, probe
+from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
 from pipelines.training.learning.working import make_pairs
 from policy.logprobs import TokenScorer
@@ -72,6 +72,8 @@ class WholeModel(TrainedParameters):
         self._step_bound, self._recompute = settings.step_bound, settings.recompute
         self._stepping: list[Experience] = []
         """The samples of the gradient that is being accumulated."""
+        self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Of their tokens: the place of the sample among them, and the log-prob in the forward pass of the gradient."""
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
 
@@ -79,8 +81,9 @@ class WholeModel(TrainedParameters):
         """As in `Trainee`."""
         advantage_N = torch.tensor(rows.pulls, dtype=torch.float32, device=self.device)
         count_N = torch.tensor(rows.denominators, dtype=torch.float64, device=self.device)
-        total, current_N = LossSums(), torch.zeros_like(advantage_N)
+        parts, current_N = list[MicroSums](), torch.zeros_like(advantage_N)
         objective = self._objective if rows.are_new else self._correcting
+        num_before = len(self._stepping)
         self._stepping += rows.experiences
         with self._stages.stage("data"):
             batches = self._micro_batches(rows.experiences)
@@ -96,20 +99,23 @@ class WholeModel(TrainedParameters):
                 anchor_BT = None
                 if objective.kl_coefficient > 0 and self.reference is not None:
                     (anchor_BT,) = self.reference.log_probs([batch])
-                tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], batch.mask_BT
+                mask_BT, sequences = _layout(batch)
+                tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], mask_BT
                 loss, sums = policy_loss(
                     *tokens,
                     num_tokens=count_N[batch.sample_B],
                     objective=objective,
                     temperature_B=batch.temperature_B,
-                    sequence_B=batch.sequence_B,
+                    sequences=sequences,
                     plan=plan,
                 )
             with self._stages.stage("backward"):
                 torch.autograd.backward(loss)
             current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))
-            total.add(sums)
-        return GradientSums(total, current_N.tolist())
+            parts.append(sums)
+            self._passed.append((per_token(batch.sample_B + num_before, mask_BT), sums.tokens.current_S))
+        with self._stages.stage("backward"):  # the host has not waited until here
+            return GradientSums(LossSums.of(parts, objective), current_N.tolist())
 
     def clip(self, max_norm: float) -> float:
         """As in `Trainee`."""
@@ -118,19 +124,18 @@ class WholeModel(TrainedParameters):
 
     def take_step(self, scale: float) -> Taken:
         """As in `Trainee`."""
-        batches = self._micro_batches(probe(self._stepping)) if self._step_bound < math.inf else []
         (group,) = self.optimizer.param_groups
         rate, group["lr"] = group["lr"], group["lr"] * scale
         try:
             with self._stages.stage("optimizer"):
-                return bounded_step(self.optimizer, lambda: self._now(batches), self._step_bound * len(self._stepping))
+                return bounded_step(self.optimizer, *self._probe(), self._step_bound * len(self._stepping))
         finally:
             group["lr"] = rate
 
     def forget_gradient(self) -> None:
         """As in `Trainee`."""
         self.optimizer.zero_grad()
-        self._stepping = []
+        self._stepping, self._passed = [], []
 
     def hold_less(self) -> bool:
         """As in `Trainee`: the backward pass computes the layers again."""
@@ -141,7 +146,9 @@ class WholeModel(TrainedParameters):
     def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`."""
         batches = self._micro_batches(experiences)
-        return TokenLogProbs(self._now(batches), torch.cat([batch.behaviour_BT[batch.mask_BT] for batch in batches]))
+        dtype = torch.bfloat16 if self._precision.is_reduced else None
+        found_S = self._now(batches, dtype)
+        return TokenLogProbs(found_S, torch.cat([batch.behaviour_BT[batch.mask_BT] for batch in batches]))
 
     def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`; only if there is a reference."""
@@ -183,21 +190,64 @@ class WholeModel(TrainedParameters):
     def _plan(
         self, batches: Sequence[MicroBatch | PackedBatch], advantage_N: torch.Tensor, objective: Objective
     ) -> BatchPlan | None:
-        """What the objective decides for the whole batch, from a forward pass of its own; None if the loss can do without."""
-        if len(batches) < 2 or not objective.needs_batch:  # noqa: PLR2004 one micro-batch is the whole batch
+        """What the objective decides for the whole batch; None if the loss can do without.
+
+        Where the logged log-probs do not suffice, it takes a forward pass of its own; one micro-batch is the whole batch.
+        """
+        needs_pass = objective.plans_from_today and len(batches) > 1
+        if not batches or not (needs_pass or objective.plans_from_log):
             return None
         parts = []
         for batch in batches:
-            with self._precision.computing():
-                current_BT = batch.scored_by(self.scorer).log_probs_BT
-            advantage_B = advantage_N[batch.sample_B]
-            parts.append(tokens_of(current_BT, batch.behaviour_BT, advantage_B, batch.mask_BT, batch.sequence_B))
+            found_BT = batch.behaviour_BT
+            if needs_pass:
+                with self._precision.computing():
+                    found_BT = batch.scored_by(self.scorer).log_probs_BT
+            mask_BT, sequences = _layout(batch)
+            parts.append(tokens_of(found_BT, batch.behaviour_BT, advantage_N[batch.sample_B], mask_BT, sequences))
         return objective.plan(Tokens.joined(parts))
 
     @torch.no_grad()
-    def _now(self, batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
-        """Today's log-probs of the sampled tokens, in float32: a small step is lost in bfloat16's rounding."""
-        return torch.cat([batch.scored_by(self.scorer).log_probs_BT[batch.mask_BT].float() for batch in batches])
+    def _probe(self) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
+        """Log-probs of some tokens before the step, and what computes today's in the same order.
+
+        In float32 those before the step are the gradient's own. bfloat16 is too coarse for either: it hides a small step and its noise is
+        as large as the limit. float16 has an eighth of its rounding at the same speed; where it overflows, the weights' own type serves.
+        """
+        if math.isinf(self._step_bound):
+            return torch.empty(0), lambda: torch.empty(0)
+        every = stride(len(self._stepping))
+        if self._precision.is_reduced:
+            batches = self._micro_batches(windows(self._stepping, every))
+            before = self._now(batches, torch.float16)
+            if before.isfinite().all():
+                return before, lambda: self._now(batches, torch.float16)
+            return self._now(batches), lambda: self._now(batches)
+        batches = self._micro_batches(self._stepping[::every])
+        sample_S, passed_S = map(torch.cat, zip(*self._passed, strict=True))
+        is_probed_S = sample_S % every == 0
+        # Sample after sample: whatever else is in its micro-batches, the tokens of one come in the same order.
+        before = passed_S[is_probed_S][sample_S[is_probed_S].argsort(stable=True)]
+        order_S = _samples(batches).argsort(stable=True)
+        return before, lambda: self._now(batches)[order_S]
+
+    @torch.no_grad()
+    def _now(self, batches: Sequence[MicroBatch | PackedBatch], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Today's log-probs of the sampled tokens. `dtype`: to compute in; None: the weights' own."""
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            return torch.cat([sampled(each.scored_by(self.scorer).log_probs_BT, _layout(each)[0]) for each in batches])
+
+
+def _layout(batch: MicroBatch | PackedBatch) -> tuple[torch.Tensor | None, tuple[torch.Tensor, int] | None]:
+    """Mask and sequences of its rows, as `policy_loss` takes them. Packed rows are sampled tokens: no mask, so no waiting for the device."""
+    if isinstance(batch, PackedBatch):
+        return None, (batch.sequence_B, len(batch.packing.places))
+    return batch.mask_BT, None
+
+
+def _samples(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
+    """The sample [S] of each sampled token."""
+    return torch.cat([per_token(batch.sample_B, _layout(batch)[0]) for batch in batches])
 
 
 def routing_for(model: Any, settings: TrainingSettings) -> Routing:

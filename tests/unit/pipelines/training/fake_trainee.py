@@ -60,11 +60,11 @@ class UnigramTrainee:
             torch.tensor(rows.pulls)[batch.sample_B],
             batch.mask_BT,
             num_tokens=torch.tensor(rows.denominators)[batch.sample_B],
-            objective=Objective(2.0, 0.0),
+            objective=(objective := Objective(2.0, 0.0)),
         )
         loss.backward()  # type: ignore[no-untyped-call]
         found_N = torch.zeros(len(rows.experiences)).index_add_(0, batch.sample_B, log_probs_BT.detach().sum(-1))
-        return GradientSums(sums, found_N.tolist())
+        return GradientSums(LossSums.of([sums], objective), found_N.tolist())
 
     def clip(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_([self.logits_V], max_norm))

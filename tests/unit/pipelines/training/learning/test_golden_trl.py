@@ -147,16 +147,18 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
             assert not make_packable(mine)
             assert not make_packable(anchor)
         for micro in in_batches(batch, max_tokens=40):
-            loss, sums = policy_loss(
+            objective = Objective(ratio_bound=bound, kl_coefficient=beta)
+            loss, micro_sums = policy_loss(
                 micro.scored_by(scorer),
                 micro.behaviour_BT,
                 micro.scored_by(anchor_scorer).log_probs_BT.detach() if beta else None,
                 advantages[micro.sample_B],
                 micro.mask_BT,
                 num_tokens=num_tokens(batch),
-                objective=Objective(ratio_bound=bound, kl_coefficient=beta),
+                objective=objective,
             )
             torch.autograd.backward(loss)
+            sums = LossSums.of([micro_sums], objective)
             total += sums.loss
             clipped += sums.clipped
             ratio_max = max(ratio_max, sums.ratio_max)
@@ -191,14 +193,16 @@ def test_each_objective_that_trl_has_equals_it(tmp_path: Path, loss: str) -> Non
         mine = tiny_model(1).requires_grad_(requires_grad=True)
         if layout == "packed":
             assert make_packable(mine) == ""
-        scorer, total = TokenScorer(mine), LossSums()
+        scorer, parts, objective = TokenScorer(mine), [], Objective(BOUND, 0.0, loss)
         for micro in in_batches(batch, max_tokens=40):
             found, sums = policy_loss(
                 micro.scored_by(scorer), micro.behaviour_BT, None, advantages[micro.sample_B], micro.mask_BT,
-                num_tokens=num_tokens(batch), objective=Objective(BOUND, 0.0, loss), sequence_B=micro.sequence_B,
+                num_tokens=num_tokens(batch), objective=objective,
+                sequences=None if micro.sequence_B is None else (micro.sequence_B, len(batch)),
             )  # fmt: skip
             torch.autograd.backward(found)
-            total.add(sums)
+            parts.append(sums)
+        total = LossSums.of(parts, objective)
         assert 0 < total.clipped < total.num_tokens, "the batch must exercise the clip"
         assert total.loss == pytest.approx(expected.item(), abs=10 * network_tolerance(mine.config)), layout
         same_gradients(mine, theirs)

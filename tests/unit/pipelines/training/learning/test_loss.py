@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from contracts.errors import InvalidSettings
-from pipelines.training.learning.loss import MAX_LOG_RATIO, LossSums, policy_loss
-from pipelines.training.learning.objectives import Objective
+from pipelines.training.learning.loss import MAX_LOG_RATIO, LossSums, policy_loss, tokens_of
+from pipelines.training.learning.objectives import OBJECTIVES, Objective
 from policy.logprobs import TokenScores
 from tests.each_case import each_case
 from tests.tolerances import tolerance
@@ -32,7 +32,7 @@ def loss_of(
     )
     torch.autograd.backward(loss)
     assert log_probs.grad is not None
-    return loss.item(), log_probs.grad.item(), sums
+    return loss.item(), log_probs.grad.item(), LossSums.of([sums], OBJECTIVE)
 
 
 def test_on_policy_it_is_plain_policy_gradient() -> None:
@@ -69,10 +69,11 @@ def test_figures_do_not_depend_on_how_a_batch_is_cut() -> None:
 
     def sums_of(rows: slice) -> LossSums:
         scores = TokenScores(log_probs[rows] * mask[rows], log_probs[rows].square())
-        return policy_loss(
+        _, sums = policy_loss(
             scores, behaviour[rows] * mask[rows], None, advantage[rows], mask[rows],
             num_tokens=int(mask.sum()), objective=OBJECTIVE,
-        )[1]  # fmt: skip
+        )  # fmt: skip
+        return LossSums.of([sums], OBJECTIVE)
 
     whole, parts = sums_of(slice(0, 4)), LossSums()
     for rows in (slice(0, 1), slice(1, 4)):
@@ -95,7 +96,7 @@ def test_masked_tokens_have_no_say_whatever_they_hold() -> None:
     torch.autograd.backward(loss)
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [[-1.0, 0.0]]
-    assert sums.ratio_max == 1.0
+    assert LossSums.of([sums], OBJECTIVE).ratio_max == 1.0
 
 
 @pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-30])
@@ -140,3 +141,18 @@ def test_an_unknown_loss_is_refused_and_the_known_ones_are_named() -> None:
         InvalidSettings, match="'best' is unknown; it is one of cispo, dppo, gspo, m2po, ppo, truncated, vcpo"
     ):
         Objective(3.0, 0.0, "best")
+
+
+@each_case("name", [name for name in OBJECTIVES if name != "m2po"])
+def test_the_loss_of_packed_rows_never_waits_for_the_device(name: str) -> None:
+    """Tensors without values raise wherever the host would have to know one."""
+    objective, meta = Objective(3.0, 0.02, name), torch.device("meta")
+    scores = TokenScores(torch.zeros(6, 1, device=meta, requires_grad=True), torch.zeros(6, 1, device=meta))
+    behaviour, each = torch.zeros(6, 1, device=meta), torch.ones(6, device=meta)
+    sequences = torch.zeros(6, dtype=torch.int64, device=meta), 3
+    plan = objective.plan(tokens_of(behaviour, behaviour, each, None, sequences))
+    loss, _ = policy_loss(
+        scores, behaviour, behaviour, each, None,
+        num_tokens=each, objective=objective, temperature_B=each, sequences=sequences, plan=plan,
+    )  # fmt: skip
+    torch.autograd.backward(loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -15,7 +16,14 @@ from pipelines.training.learning.advantages import denominators
 from pipelines.training.learning.objectives import OBJECTIVES, Objective, Pulls, Tokens
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
-from tests.unit.pipelines.training.builders import a_learner, experience, random_experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    a_learner,
+    experience,
+    model_of,
+    random_experience,
+    segment,
+    tiny_model,
+)
 
 BOUND = 2.0
 
@@ -29,6 +37,7 @@ def tokens(
         torch.tensor(ratios, dtype=torch.float64).log(),
         torch.tensor(advantages, dtype=torch.float64),
         torch.tensor(sequences or range(len(ratios))),
+        max(sequences or range(len(ratios))) + 1,
     )
 
 
@@ -92,19 +101,26 @@ def test_m2po_masks_the_furthest_tokens_until_the_moment_is_small() -> None:
     assert objective.plan(tokens([9.0], [1.0])).threshold == -1.0
 
 
-def test_vcpo_shortens_the_step_and_subtracts_the_weighted_baseline() -> None:
+def test_vcpo_shortens_the_step_and_subtracts_the_baseline_of_what_was_logged() -> None:
     objective = Objective(BOUND, 0.0, "vcpo")
-    # Sequences with ratios 1.5 and .5: effective share 4 / (2 * 2.5); scores of equal norm, weights 2.25 and .25.
-    some = tokens([1.5, 0.5], [1.0, -1.0])
-    plan = objective.plan(some)
-    assert plan.rate == pytest.approx(math.sqrt(0.8))
-    assert plan.baseline == pytest.approx((2.25 - 0.25) / 2.5)
-    assert objective.pulls(some, plan).pull_S.tolist() == pytest.approx([-1.5 * 0.2, 0.5 * 1.8])
+    # Sequences with ratios 1.5 and .625: logged probabilities 1 / 3 and .8, so squared norms 4 / 9 and .04.
+    some = tokens([1.5, 0.625], [1.0, -1.0])
+    plan, baseline = objective.plan(some), (4 / 9 - 0.04) / (4 / 9 + 0.04)
+    assert float(objective.rate(some)) == pytest.approx(math.sqrt(2.125**2 / (2 * (1.5**2 + 0.625**2))))
+    assert float(plan.baseline) == pytest.approx(baseline)
+    assert objective.pulls(some, plan).pull_S.tolist() == pytest.approx([-1.5 * (1 - baseline), 0.625 * (1 + baseline)])
+
+
+def test_a_sequence_without_tokens_changes_no_rate_and_no_baseline() -> None:
+    objective, some = Objective(BOUND, 0.0, "vcpo"), tokens([1.5, 0.625], [1.0, -1.0])
+    more = replace(some, num_sequences=3)
+    assert float(objective.rate(more)) == float(objective.rate(some))
+    assert float(objective.plan(more).baseline) == float(objective.plan(some).baseline)
 
 
 def test_sequences_are_counted_through_when_micro_batches_are_joined() -> None:
     joined = Tokens.joined([tokens([1.0, 2.0], [1.0, 1.0], [0, 0]), tokens([3.0], [1.0], [0])])
-    assert joined.sequence_S.tolist() == [0, 0, 1]
+    assert (joined.sequence_S.tolist(), joined.num_sequences) == ([0, 0, 1], 2)
     assert joined.per_sequence(joined.advantage_S).tolist() == [2.0, 1.0]
 
 
@@ -126,6 +142,21 @@ def test_a_step_does_not_depend_on_how_the_batch_is_cut(name: str) -> None:
         result = learner.step(batch, [1.0] * 8, {}, dry_run=True)
         found.append([result.metrics[key] for key in ("loss", "gradient_norm", "step_scale", "clip_fraction", "ess")])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "passes"), [("vcpo", 1), ("gspo", 1), ("m2po", 2)])
+def test_a_step_takes_one_forward_pass_of_the_batch_and_one_of_the_probe(name: str, passes: int) -> None:
+    random = np.random.default_rng(3)
+    batch, counts = [random_experience(random) for _ in range(8)], []
+    for bound in (math.inf, 1e3):
+        settings = TrainingSettings(loss=name, max_tokens=20, divergence_bound=math.inf, step_bound=bound)
+        learner = a_learner(tiny_model(), settings, mismatch_samples=0)
+        calls = list[object]()
+        model_of(learner).model.register_forward_pre_hook(lambda *_: calls.append(1))  # noqa: B023 within the turn
+        learner.step(batch, [1.0] * 8, {})
+        counts.append(len(calls))
+    one, probed = counts[0] / passes, counts[1] - counts[0]
+    assert one == probed > 1  # the probe is the whole of a batch as small as this
 
 
 def test_a_masked_token_does_not_make_the_others_stronger() -> None:

@@ -45,7 +45,7 @@ def rows_of_prompts(random: np.random.Generator, vocabulary: int) -> list[Experi
 
 def losses(scorer: TokenScorer, batches: Sequence[MicroBatch | PackedBatch], items: list[Experience]) -> LossSums:
     """Accumulates the gradient."""
-    total = LossSums()
+    parts, objective = [], Objective(3.0, 0.0)
     advantages = torch.linspace(-1, 1, len(items))
     for batch in batches:
         loss, sums = policy_loss(
@@ -55,12 +55,12 @@ def losses(scorer: TokenScorer, batches: Sequence[MicroBatch | PackedBatch], ite
             advantages[batch.sample_B],
             batch.mask_BT,
             num_tokens=num_tokens(items),
-            objective=Objective(3.0, 0.0),
+            objective=objective,
             temperature_B=batch.temperature_B,
         )
         torch.autograd.backward(loss)
-        total.add(sums)
-    return total
+        parts.append(sums)
+    return LossSums.of(parts, objective)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
