@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from contracts.errors import WeightsRefused
@@ -212,7 +213,9 @@ def _recorded(model: Any) -> dict[str, CheckpointTensor]:
             raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only floating point can be published")
     owners = {_storage_of(tensor): name for name, tensor in blank.items()}
     with _Recorder() as recorder:
-        converted: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(blank))
+        converted: dict[str, torch.Tensor] = (
+            revert_weight_conversion(model, dict(blank)) if isinstance(model, PreTrainedModel) else dict(blank)
+        )
 
     def place_of(tensor: torch.Tensor) -> Place:
         key = _storage_of(tensor)

@@ -23,8 +23,11 @@ from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import bounded_step, stride
 from pipelines.training.learning.trackers import BetaTracker
+from pipelines.training.learning.working import MasterAdamW
 from pipelines.training.settings import TrainingSettings
+from policy.adapter import Adapter, all_linear
 from policy.logprobs import TokenScores
+from weights.adapters import AdapterConfig
 
 DEFAULTS = TrainingSettings()
 STEP_BOUND = DEFAULTS.step_bound
@@ -54,6 +57,8 @@ class Cell:
     divergence: float = 2.0
     step_bound: float = STEP_BOUND
     """As the settings `kl_coefficient`, `ratio_bound`, `divergence_bound` and `step_bound`."""
+    rank: int = 0
+    """Of a LoRA adapter beside the policy; 0: all weights learn."""
 
 
 class BenchSampled(NamedTuple):
@@ -69,7 +74,13 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
     """Learn for `cell.steps` steps. Returns the share of right answers on held-out questions: at the start, on the way, at the end."""
     random = torch.Generator().manual_seed(cell.seed)
     policy = copy.deepcopy(base)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cell.rate, weight_decay=DEFAULTS.weight_decay, fused=True)
+    trained: torch.nn.Module = policy
+    if cell.rank:
+        config = AdapterConfig(rank=cell.rank, alpha=32.0, targets=all_linear(policy), base_root="")
+        trained = Adapter(policy.requires_grad_(requires_grad=False), config, dtype=torch.float32, seed=cell.seed)
+        trained.requires_grad_(requires_grad=True)
+    pairs = [(weight, weight) for weight in trained.parameters()]
+    optimizer = MasterAdamW(pairs, lr=cell.rate, weight_decay=DEFAULTS.weight_decay)
     objective = Objective(cell.bound, cell.kl, cell.loss)
     trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell.divergence, cell.step_bound)
     noise = Noise(0.0, 0.0) if cell.is_clean else noise
@@ -116,7 +127,7 @@ class _Trainer(NamedTuple):
     policy: TinyPolicy
     base: TinyPolicy
     objective: Objective
-    optimizer: torch.optim.Optimizer
+    optimizer: MasterAdamW
     tracker: BetaTracker
     divergence: float
     step_bound: float
@@ -167,7 +178,8 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
     optimizer = trainer.optimizer
     optimizer.zero_grad()
     torch.autograd.backward(loss)
-    norm = torch.nn.utils.clip_grad_norm_(trainer.policy.parameters(), DEFAULTS.max_gradient_norm)
+    weights = optimizer.param_groups[0]["params"]
+    norm = torch.nn.utils.clip_grad_norm_(weights, DEFAULTS.max_gradient_norm)
     sums = LossSums.of([micro_sums], trainer.objective)
     ess = sums.metrics()["ess"]
     if math.isfinite(sums.loss) and math.isfinite(float(norm)):  # as the guard

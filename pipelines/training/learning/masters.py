@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from pipelines.training.learning.device import generator_states, machine_of, set_generators
-from pipelines.training.learning.working import MasterAdamW
+from pipelines.training.learning.working import MasterAdamW, Pair
 
 if TYPE_CHECKING:
     from pipelines.training.settings import TrainingSettings
@@ -49,36 +49,22 @@ class TrainedParameters:
     """Parameters that AdamW trains in this process, and what a checkpoint holds of them: a part of each `Trainee`."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, torch.nn.Parameter],
-        settings: TrainingSettings,
-        device: torch.device,
-        identity: str,
-        working: Mapping[str, torch.nn.Parameter] | None = None,
+        self, trained: Mapping[str, Pair], settings: TrainingSettings, device: torch.device, identity: str
     ) -> None:
-        """`parameters`: float32, where AdamW steps them. `working`: what computes on the device, under the same names; None: they do."""
-        self.parameters, self.device, self.identity = parameters, device, identity
-        self._working = parameters if working is None else working
-        self.optimizer = MasterAdamW(
-            [(parameter, self._working[name]) for name, parameter in parameters.items()],
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-        )
-        self.begin_moments()
+        """`trained`: by the names that a checkpoint has, float32 masters with what computes on the device."""
+        self.device, self.identity = device, identity
+        self.parameters = {name: master for name, (master, _) in trained.items()}
+        """What a checkpoint holds, and AdamW steps."""
+        self._working = [weight for _, weight in trained.values()]
+        self.optimizer = MasterAdamW([*trained.values()], lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
     def begin_moments(self) -> None:
-        """Set all moments to 0, as before the first step, and allocate them: then no step allocates state half-way."""
-        for parameter in self.parameters.values():
-            # Fused AdamW counts steps where the parameter is.
-            self.optimizer.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
+        """Set all moments to 0, as before the first step."""
+        self.optimizer.begin()
 
     def clip(self, max_norm: float) -> float:
         """As in `Trainee`. The norm is float32, whatever the gradients are."""
-        parameters = [each for each in self._working.values() if each.grad is not None]
+        parameters = [each for each in self._working if each.grad is not None]
         if not parameters:
             return 0.0
         norms = [torch.linalg.vector_norm(each.grad, dtype=torch.float32) for each in parameters]

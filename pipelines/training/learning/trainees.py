@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import structlog
 import torch
 
+from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.placement import Placement, placement
 from pipelines.training.learning.whole_model import WholeModel
@@ -37,12 +38,21 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
     # Float32 weights may fit into host memory alone: the trainee brings them to the device.
     model = load_model(base, device="cpu", dtype=torch.float32)
     copy_tensors(model, tensors_of(model) if bits is None else bits)
+    return trainee_of(model, settings, device, place)
+
+
+def trainee_of(
+    model: Any, settings: TrainingSettings, device: str = "cpu", place: Placement | None = None
+) -> WholeModel:
+    """What these settings train of a model that holds the published bits of the base policy. `place`: of the masters of a whole model."""
+    if settings.adapter is not None:
+        return AdapterModel(model, settings, device)
     return WholeModel(model, settings, device, place)
 
 
 def _placed(base: str, settings: TrainingSettings, device: torch.device) -> Placement | None:
-    """What fits into a GPU's free memory, decided before anything is loaded; None on a CPU, where the settings decide."""
-    if device.type != "cuda":
+    """What fits into a GPU's free memory, before anything is loaded; None on a CPU, where the settings decide, and beside an adapter."""
+    if device.type != "cuda" or settings.adapter is not None:
         return None
     model = empty_model(base)
     config = model.config.get_text_config()

@@ -21,10 +21,10 @@ from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.placement import Placement
-from pipelines.training.learning.reference import FrozenCopy
+from pipelines.training.learning.reference import FrozenCopy, Reference
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
-from pipelines.training.learning.working import make_pairs
+from pipelines.training.learning.working import Pair, make_pairs
 from policy.logprobs import TokenScorer
 from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY, Routing, routing_of
@@ -32,6 +32,7 @@ from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from contracts.records import Experience
     from pipelines.training.learning.objectives import BatchPlan
@@ -53,19 +54,17 @@ class WholeModel(TrainedParameters):
             torch.cuda.set_device(on)
         compute_repeatably(on, deterministic=settings.deterministic)
         self.config, self.can_fork, self.budget = model.config, on.type == "cpu", TokenBudget(settings.max_tokens)
-        identity = identity_of(ModelBits(model), int(model.config.vocab_size))
         self._precision = precision_of(settings, on)
-        place = place or Placement("host" if settings.masters == "host" else "device")
-        pairs = make_pairs(model, self._precision, place)
+        self._place = place or Placement("host" if settings.masters == "host" else "device")
+        trained, identity, reference = self._trained_of(model, settings)
         self.routing = routing_for(model, settings)
         if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
         self._packs, self._windowed = not problem, has_windows(model)
         needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
-        self.reference = FrozenCopy(model, self._precision) if needs_reference else None
+        self.reference = reference() if needs_reference else None
         self.model = model
-        masters, working = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
-        super().__init__(masters, settings, on, identity, working)
+        super().__init__(trained, settings, on, identity)
         self.scorer = TokenScorer(model)
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self._correcting = Objective(settings.ratio_bound, 0.0)
@@ -76,6 +75,13 @@ class WholeModel(TrainedParameters):
         """Of their tokens: the place of the sample among them, and the log-prob in the forward pass of the gradient."""
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
+
+    def _trained_of(
+        self, model: Any, _settings: TrainingSettings
+    ) -> tuple[Mapping[str, Pair], str, Callable[[], Reference]]:
+        """Bring the model to its device; what of it is trained, its identity, and what makes the reference."""
+        identity = identity_of(ModelBits(model), int(model.config.vocab_size))
+        return make_pairs(model, self._precision, self._place), identity, lambda: FrozenCopy(model, self._precision)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
@@ -175,6 +181,10 @@ class WholeModel(TrainedParameters):
             self.begin_moments()
 
         return restart
+
+    def computing(self) -> AbstractContextManager[object]:
+        """The block of a forward pass, at its precision."""
+        return self._precision.computing()
 
     def seconds(self) -> Mapping[str, float]:
         """As in `Trainee`."""

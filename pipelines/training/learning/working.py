@@ -25,25 +25,30 @@ Pair = tuple[torch.nn.Parameter, torch.nn.Parameter]
 """A master and its working weight; both may be the same."""
 
 
-def make_pairs(model: Any, precision: Precision, place: Placement) -> dict[str, Pair]:
-    """Bring a float32 model to the device, in place: its parameters become the working weights. Returns them with their masters, by name.
+def move(model: Any, precision: Precision) -> None:
+    """Bring a float32 model to its device, in place. In bfloat16 if passes are, but for weights that its own code wants in float32.
 
-    Working weights are bfloat16 if passes are, but for those that the model's own code wants in float32. Buffers keep their type.
+    Buffers keep their type.
     """
-    home = torch.device("cpu") if place.masters == "host" else precision.device
     wide = "|".join(getattr(model, "_keep_in_fp32_modules_strict", None) or ()).replace("*", ".*")
-    pairs = {}
     for name, parameter in model.named_parameters():
         is_narrow = precision.is_reduced and not (wide and re.search(wide, name))
-        held, dtype = parameter.data, torch.bfloat16 if is_narrow else torch.float32
-        parameter.data = held.to(precision.device, dtype)
-        parameter.requires_grad_(requires_grad=True)
-        is_one = not is_narrow and home == precision.device
-        pairs[name] = (parameter if is_one else torch.nn.Parameter(held.to(home), requires_grad=False), parameter)
+        parameter.data = parameter.data.to(precision.device, torch.bfloat16 if is_narrow else torch.float32)
+    model.eval().to(precision.device)
+
+
+def make_pairs(model: Any, precision: Precision, place: Placement) -> dict[str, Pair]:
+    """Bring a float32 model to its device, in place: its parameters become working weights. Returns them with their masters, by name."""
+    held = {name: parameter.data for name, parameter in model.named_parameters()}
+    move(model, precision)
+    home, pairs = torch.device("cpu") if place.masters == "host" else precision.device, {}
+    for name, parameter in model.requires_grad_(requires_grad=True).named_parameters():
+        is_one = parameter.dtype == torch.float32 and parameter.device.type == home.type
+        master = parameter if is_one else torch.nn.Parameter(held[name].to(home), requires_grad=False)
+        pairs[name] = (master, parameter)
         # An earlier torch sums gradients in the type of their weights.
         if place.gradients == "float32" and hasattr(parameter, "grad_dtype"):
             parameter.grad_dtype = torch.float32
-    model.eval().to(precision.device)
     return pairs
 
 
@@ -72,6 +77,17 @@ class MasterAdamW(torch.optim.AdamW):
             for dtype in (weight.dtype, _gradient_type(weight))
         }
         """Through which weights and gradients pass, one at a time."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Set all moments to 0, as before the first step, and allocate them: then no step allocates state half-way."""
+        for master, _ in self._pairs:
+            # Fused AdamW counts steps where the weight is.
+            self.state[master] = {
+                "step": torch.zeros((), device=master.device),
+                "exp_avg": torch.zeros_like(master, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(master, memory_format=torch.preserve_format),
+            }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -17,7 +17,6 @@ def policy(steps: int = 0) -> tuple[torch.nn.Parameter, MasterAdamW]:
     torch.manual_seed(0)
     logits = torch.nn.Parameter(torch.randn(4, 5))
     optimizer = MasterAdamW([(logits, logits)], lr=1.0, weight_decay=0.0)
-    optimizer.state[logits] = {"step": torch.zeros(()), "exp_avg": torch.zeros(4, 5), "exp_avg_sq": torch.zeros(4, 5)}
     for number in range(steps + 1):
         logits.grad = torch.randn(4, 5)
         if number < steps:
