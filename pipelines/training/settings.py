@@ -91,7 +91,8 @@ class TrainingSettings(Section):
     moments, log-probs and loss are float32 in any case."""
     masters: Literal["auto", "device", "host"] = "auto"
     """Where the float32 masters of the weights and their moments are: beside the weights, 18 bytes per parameter on a GPU with its
-    gradients, or in the host's memory, 4 to 6 on the GPU and 12 in host memory. By default in host memory if the GPU is too small."""
+    gradients, or in the host's memory, 4 to 6 on the GPU and 12 in host memory, where `num_threads` CPU threads step them. By default in
+    host memory if the GPU is too small."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Compute the layers again in the backward pass, to hold fewer activations: by default for a row longer than the token budget, and
     for all once a row did not fit into memory."""

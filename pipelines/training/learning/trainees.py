@@ -54,19 +54,26 @@ def _placed(base: str, settings: TrainingSettings, device: torch.device) -> Plac
     """What fits into a GPU's free memory, before anything is loaded; None on a CPU, where the settings decide, and beside an adapter."""
     if device.type != "cuda" or settings.adapter is not None:
         return None
+    free = torch.cuda.mem_get_info(device)[0], psutil.virtual_memory().available
+    found = fitting(base, settings, *free, is_reduced=precision_of(settings, device).is_reduced)
+    log.info("float32 masters have their place", **found._asdict())
+    return found
+
+
+def fitting(
+    base: str, settings: TrainingSettings, free_device_bytes: int, free_host_bytes: int, *, is_reduced: bool
+) -> Placement:
+    """As `placement`, for a checkpoint of which only the configuration is read."""
     model = empty_model(base)
     config = model.config.get_text_config()
     # Recomputed layers keep their inputs, and the one that computes keeps about twenty times as much.
     elements = (config.num_hidden_layers + 20) * config.hidden_size * settings.max_tokens
-    is_reduced = precision_of(settings, device).is_reduced
-    found = placement(
+    return placement(
         sum(parameter.numel() for parameter in model.parameters()),
-        torch.cuda.mem_get_info(device)[0],
-        psutil.virtual_memory().available,
+        free_device_bytes,
+        free_host_bytes,
         settings.masters,
         activation_bytes=elements * (2 if is_reduced else 4),
         is_reduced=is_reduced,
         has_reference=settings.kl_coefficient > 0 or settings.mismatch_samples > 0,
     )
-    log.info("float32 masters have their place", **found._asdict())
-    return found

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, NotFound
 from pipelines.training.learning.placement import Placement, placement
+from pipelines.training.learning.trainees import fitting
+from pipelines.training.settings import TrainingSettings
+from tests.unit.pipelines.training.builders import tiny_model
 
 GB = 10**9
 ON_DEVICE, IN_HOST, TIGHT = Placement("device"), Placement("host"), Placement("host", "bfloat16")
@@ -54,3 +59,15 @@ def test_float32_passes_have_float32_gradients_and_no_second_weights() -> None:
     assert TIGHT.bytes_per_parameter() == (4, 12)
     with pytest.raises(InvalidSettings):
         placement(8 * GB, 50 * GB, 300 * GB, is_reduced=False)
+
+
+def test_only_the_configuration_of_a_checkpoint_is_read(tmp_path: Path) -> None:
+    tiny_model().config.save_pretrained(tmp_path)  # no weights are there
+    count = sum(parameter.numel() for parameter in tiny_model().parameters())
+    settings = TrainingSettings(max_tokens=1)
+    found = [fitting(str(tmp_path), settings, size * count, GB, is_reduced=True).masters for size in (25, 20 - 4)]
+    assert found == ["device", "host"]
+    with pytest.raises(InvalidSettings, match="do not fit"):
+        fitting(str(tmp_path), settings, 5 * count, GB, is_reduced=True)
+    with pytest.raises(NotFound):
+        fitting(str(tmp_path / "none"), settings, GB, GB, is_reduced=True)

@@ -104,6 +104,21 @@ def test_gradients_are_summed_in_float32_or_in_two_bytes_where_there_is_no_room(
     assert norms["bfloat16"] != norms["float32"]
 
 
+@pytest.mark.parametrize("place", [Placement(), Placement("host"), Placement("host", "bfloat16")])
+def test_a_placement_counts_what_is_held(place: Placement) -> None:
+    trainee = WholeModel(tiny_model(), SETTINGS.model_copy(update={"precision": "bfloat16"}), place=place)
+    trainee.backward(rows(samples(2)))
+    trainee.take_step(1.0)
+    weights = [*trainee.model.parameters()]
+    masters, moments = trainee.masters()
+    beside = sum(each.nbytes for name, each in (*masters.items(), *moments.items()) if not name.startswith("step/"))
+    marks = [each.grad for each in trainee.parameters.values() if each.grad is not None]
+    assert sum(each.untyped_storage().nbytes() for each in marks) == 4 * len(weights)
+    computing = sum(each.nbytes + each.grad.nbytes for each in weights if each.grad is not None)
+    on_device, in_host = place.bytes_per_parameter()
+    assert computing + beside == (on_device + in_host) * sum(each.numel() for each in weights)
+
+
 def test_buffers_and_what_a_model_wants_in_float32_keep_their_type() -> None:
     model = model_of_kind("qwen3_moe")
     model._keep_in_fp32_modules_strict = {"mlp.gate*weight"}  # as some models of transformers declare it
