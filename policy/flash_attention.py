@@ -83,7 +83,7 @@ def flash_attention(
 ) -> torch.Tensor:
     """Attention [1, H, N, D] of states of the same shape; keys may have fewer heads, which divide those of the queries."""
     states = [each[0].transpose(0, 1) for each in (query, key, value)]
-    found, _ = _attend(*states, *plan, scale)
+    found: torch.Tensor = _attend(*states, *plan, scale)[0]
     return found.transpose(0, 1)[None]
 
 
@@ -112,16 +112,16 @@ def problem_on(device: torch.device) -> str:
 
 def _trial(whole: list[torch.Tensor], *, is_flash: bool) -> list[torch.Tensor]:
     """States, and slopes of query, key and value, in float32."""
-    device = whole[0].device
+    query, key, value = whole
+    device = query.device
     with torch.enable_grad(), torch.autocast(device.type, enabled=False):
         if is_flash:
-            states = flash_attention(*whole, plan_of(_TRIAL, device), 0.125)
+            states = flash_attention(query, key, value, plan_of(_TRIAL, device), 0.125)
         else:
-            query, key, value = (each.float() for each in whole)
             allowed = _allowed(_TRIAL).to(device)
-            key, value = (each.repeat_interleave(2, dim=1) for each in (key, value))
-            scores = (query @ key.mT * 0.125).masked_fill(~allowed, -torch.inf)
-            states = scores.softmax(-1) @ value
+            wide_key, wide_value = (each.float().repeat_interleave(2, dim=1) for each in (key, value))
+            scores = (query.float() @ wide_key.mT * 0.125).masked_fill(~allowed, -torch.inf)
+            states = scores.softmax(-1) @ wide_value
         slope = torch.linspace(-1, 1, states.numel()).view(states.shape).to(states)
         return [states.float(), *(each.float() for each in torch.autograd.grad(states, whole, slope))]
 

@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from policy.packing import Node
+    from policy.packing import Node, Packing
 
 _WASTE = 1.25
 """Within attention, nodes are padded by at most this factor."""
@@ -85,16 +85,17 @@ def _alike(nodes: list[Node]) -> list[list[int]]:
     return found
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # the number of groups differs from batch to batch
 def grouped_attention(
     module: Any,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    groups: Groups,
+    packing: Packing,
     sliding_window: int | None,
     **options: Any,
 ) -> torch.Tensor:
     """Attention as transformers calls it: `states` are query, key and value [1, heads, N, D]. Returns [1, N, heads, D]."""
     found = []
-    for group in groups.groups:
+    for group in packing.groups.groups:
         before = group.ancestors_P if sliding_window is None else group.ancestors_P[-sliding_window:]
         nodes = [_nodes_of(each, group.nodes_GL) for each in states]
         if len(before):
@@ -103,7 +104,7 @@ def grouped_attention(
         mask = _mask(len(before), group.nodes_GL.shape[1], sliding_window, states[0].device)
         seen, _ = sdpa_attention_forward(module, *nodes, mask, **options)
         found.append(seen.flatten(0, 1))
-    return torch.cat(found).index_select(0, groups.order_N)[None]
+    return torch.cat(found).index_select(0, packing.groups.order_N)[None]
 
 
 def _nodes_of(states: torch.Tensor, nodes_GL: torch.Tensor) -> torch.Tensor:

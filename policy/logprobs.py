@@ -75,7 +75,8 @@ class TokenScorer:
         """Let all forward passes from now on run compiled layers: see `compiled_layers`. What follows the head is compiled with them."""
         self._compiled = compiled_layers(self._model, backend)
         if self._compiled:
-            self._softmax = _Softmax(*(torch.compile(each, dynamic=True, backend=backend) for each in self._softmax))
+            fused: list[Any] = [torch.compile(each, dynamic=True, backend=backend) for each in (_scores_of, _slope_of)]
+            self._softmax = _Softmax(*fused)
 
     def __call__(
         self,

@@ -41,7 +41,7 @@ def _logits(head: Any, narrow_VD: torch.Tensor, states_1ND: torch.Tensor) -> tor
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Float32 sums of narrow products."""
-    if one.device.type == "cuda" and "dtype" in torch.ops.aten.mm.overloads():
+    if one.device.type == "cuda" and hasattr(torch.ops.aten.mm, "dtype"):
         return torch.mm(one, other, out_dtype=torch.float32)
     return one.float() @ other.float()
 

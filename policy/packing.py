@@ -222,7 +222,7 @@ def _packed_attention(
         return tree_attention(query, key, value, packing.tree, scale).transpose(1, 2), None
     if type(packing.tree) is tuple:  # a model that the CPU's kernel does not take is padded
         raise ValueError("these states need a packing in groups")
-    return grouped_attention(module, (query, key, value), packing.groups, sliding_window, **options), None
+    return grouped_attention(module, (query, key, value), packing, sliding_window, **options), None
 
 
 def _states(model: Any, row: np.ndarray) -> torch.Tensor:

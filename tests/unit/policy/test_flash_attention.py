@@ -12,7 +12,7 @@ import torch
 from structlog.testing import capture_logs
 
 from policy.compiled import compiled_layers
-from policy.flash_attention import flash_attention, plan_of, problem_on, takes
+from policy.flash_attention import FlashPlan, flash_attention, plan_of, problem_on, takes
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable, pack, packed_states
 from policy.tree_attention import Range, tree_attention
@@ -70,14 +70,15 @@ def backward(*given: Any, scale: float) -> tuple[torch.Tensor, ...]:
         of_scores = shares * of_shares * scale
         of_query[at] = torch.einsum("hlk,khd->lhd", of_scores, wide_key)
         for into, wide in ((of_key, (of_scores, query[at])), (of_value, (shares, slope[at]))):
-            into[seen] = torch.einsum("hlk,lhd->khd", *wide).unflatten(1, each_key).sum(2)
+            of_heads = torch.einsum("hlk,lhd->khd", *wide)
+            into[seen] = of_heads.view(len(of_heads), *each_key, query.shape[-1]).sum(2)
     return of_query, of_key, of_value
 
 
 @pytest.fixture
 def stand_in() -> Iterator[None]:
     """The two operators on the CPU, while a test runs."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("_flash_attention_forward", forward, "CPU")
     library.impl("_flash_attention_backward", backward, "CPU")
     yield
@@ -90,10 +91,11 @@ def test_states_and_slopes_equal_those_of_the_tree(tree: tuple[Range, ...]) -> N
     torch.manual_seed(3)
     num_tokens = tree[-1][1]
     whole = [torch.randn(1, heads, num_tokens, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
-    expected = tree_attention(*whole, tree, 0.3)
+    query, key, value = whole
+    expected = tree_attention(query, key, value, tree, 0.3)
     slope = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, whole, slope)
-    found = flash_attention(*whole, plan_of(tree, "cpu"), 0.3)
+    found = flash_attention(query, key, value, plan_of(tree, "cpu"), 0.3)
     slopes = torch.autograd.grad(found, whole, slope)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)  # the CPU's denominators are float32
     for one, other in zip(slopes, wanted, strict=True):
@@ -139,8 +141,8 @@ def test_a_gpu_equals_the_cpu() -> None:
     whole = [torch.randn(1, heads, 1200, 128) for heads in (8, 2, 2)]
     results = []
     for place in ("cpu", "cuda"):
-        states = [each.to(place, torch.bfloat16).requires_grad_() for each in whole]
-        found = tree_attention(*states, plan_of(tree, place) if place == "cuda" else tree, 0.1)
+        query, key, value = states = [each.to(place, torch.bfloat16).requires_grad_() for each in whole]
+        found = tree_attention(query, key, value, plan_of(tree, place) if place == "cuda" else tree, 0.1)
         torch.autograd.backward(found, torch.linspace(-1, 1, found.numel(), device=place).view_as(found).bfloat16())
         results.append([found, *(each.grad for each in states)])
     for one, other in zip(*results, strict=True):
@@ -156,7 +158,8 @@ def test_windows_as_wide_as_the_rows_hide_nothing_and_narrower_ones_are_computed
     shared = random.integers(0, 704, 17)
     rows = [np.append(shared, random.integers(0, 704, length - number)) for number in range(3)]
     tree = pack(rows).tree
-    assert isinstance(tree, tuple)
+    assert tree is not None
+    assert not isinstance(tree, FlashPlan)
     packing = pack(rows, windowed=True)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected, found = (
@@ -225,7 +228,8 @@ def scored(scorer: TokenScorer, number: int, *, by_plan: bool) -> torch.Tensor:
     shared = random.integers(0, 704, 20 + number)
     rows = [np.append(shared, random.integers(0, 704, length + number)) for length in (5, 9)] + [shared[1:]]
     packing = pack(rows)
-    assert isinstance(packing.tree, tuple)
+    assert packing.tree is not None
+    assert not isinstance(packing.tree, FlashPlan)
     packing = replace(packing, tree=plan_of(packing.tree, "cpu")) if by_plan else packing
     states = torch.from_numpy(np.concatenate([places[:-1] for places in packing.places]))
     labels = torch.from_numpy(np.concatenate([row[1:] for row in rows]))
