@@ -222,17 +222,17 @@ class WholeModel(TrainedParameters):
         """Log-probs of some tokens before the step, and what computes today's in the same order.
 
         In float32 those before the step are the gradient's own. bfloat16 is too coarse for either: it hides a small step and its noise is
-        as large as the limit. float16 has an eighth of its rounding at the same speed; where it overflows, the weights' own type serves.
+        as large as the limit. float16 has an eighth of its rounding at the same speed; where it overflows, bfloat16 has to serve.
         """
         if math.isinf(self._step_bound):
             return torch.empty(0), lambda: torch.empty(0)
         every = stride(len(self._stepping))
         if self._precision.is_reduced:
             batches = self._micro_batches(windows(self._stepping, every))
-            before = self._now(batches, torch.float16)
-            if before.isfinite().all():
-                return before, lambda: self._now(batches, torch.float16)
-            return self._now(batches), lambda: self._now(batches)
+            dtype, before = torch.float16, self._now(batches, torch.float16)
+            if not before.isfinite().all():
+                dtype, before = torch.bfloat16, self._now(batches, torch.bfloat16)
+            return before, lambda: self._now(batches, dtype)
         batches = self._micro_batches(self._stepping[::every])
         sample_S, passed_S = map(torch.cat, zip(*self._passed, strict=True))
         is_probed_S = sample_S % every == 0

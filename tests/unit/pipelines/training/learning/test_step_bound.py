@@ -84,12 +84,12 @@ def test_the_trainers_step_is_bounded_and_says_so() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("factor", [1.0, 1e6])
-def test_the_movement_is_that_of_the_masters_whatever_a_step_computes_in(precision: str, factor: float) -> None:
+def test_the_movement_is_the_policy_s_whatever_a_step_computes_in(precision: str, factor: float) -> None:
     """In several micro-batches; in float32 with two rows in each sample. With the factor float16 overflows."""
     model = tiny_model()
     model.base_model.layers[0].mlp.down_proj.weight.data.mul_(factor)
     settings = TrainingSettings(
-        learning_rate=1e-3,
+        learning_rate=3e-2,
         mismatch_samples=0,
         kl_coefficient=0.0,
         step_bound=1e3,
@@ -108,7 +108,7 @@ def test_the_movement_is_that_of_the_masters_whatever_a_step_computes_in(precisi
     exact.trainee.put(learner.trainee.masters())
     expected = float((exact.trainee.log_probs(batch).found_S.double() - before).square().mean() / 2)
     assert expected > 1e-5
-    assert found == pytest.approx(expected, rel=0.1 if precision == "bfloat16" and factor == 1.0 else 1e-3)
+    assert found == pytest.approx(expected, rel=1e-3 if precision == "float32" else 0.1)
 
 
 def test_in_reduced_precision_a_part_of_each_sample_is_probed() -> None:
