@@ -221,7 +221,7 @@ class TokenScorer:
         `narrow`: the forward of its last layer, if not its own.
         """
         if narrow is None and torch.is_autocast_enabled(states_ND.device.type):
-            states_ND = states_ND.float()
+            states_ND = states_ND.to(self._model.get_output_embeddings().weight.dtype)
         made = type(output)(**{**output, "last_hidden_state": states_ND[None]})
         with ExitStack() as stack:
             stack.enter_context(_forward_of(self._model.base_model, lambda *_args, **_kwargs: made))

@@ -21,11 +21,14 @@ _NARROW = {torch.bfloat16, torch.float16}
 def narrow_head(head: Any, states_ND: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """A forward for a model's last layer, or None where it computes as it is: another kind of layer, or a float32 head.
 
-    It is narrow where its weights and states are, and on a GPU under autocast. The narrow weights are held as long as what is returned.
+    It is narrow where its weights and states are, and under autocast where its weights are or on a GPU. The narrow weights are held as long
+    as what is returned.
     """
+    if type(head) is not torch.nn.Linear:
+        return None
     device = states_ND.device.type
-    is_reduced = device == "cuda" and torch.is_autocast_enabled(device)
-    if type(head) is not torch.nn.Linear or not (is_reduced or states_ND.dtype == head.weight.dtype):
+    is_reduced = torch.is_autocast_enabled(device) and (device == "cuda" or head.weight.dtype in _NARROW)
+    if not is_reduced and states_ND.dtype != head.weight.dtype:
         return None
     dtype = torch.get_autocast_dtype(device) if is_reduced else head.weight.dtype
     return partial(_logits, head, head.weight.detach().to(dtype)) if dtype in _NARROW else None

@@ -23,6 +23,7 @@ from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import bounded_step, stride
 from pipelines.training.learning.trackers import BetaTracker
+from pipelines.training.learning.working import MasterAdamW
 from pipelines.training.settings import TrainingSettings
 from policy.adapter import Adapter, all_linear
 from policy.logprobs import TokenScores
@@ -78,7 +79,8 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
         config = AdapterConfig(rank=cell.rank, alpha=32.0, targets=all_linear(policy), base_root="")
         trained = Adapter(policy.requires_grad_(requires_grad=False), config, dtype=torch.float32, seed=cell.seed)
         trained.requires_grad_(requires_grad=True)
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=cell.rate, weight_decay=DEFAULTS.weight_decay, fused=True)
+    pairs = [(weight, weight) for weight in trained.parameters()]
+    optimizer = MasterAdamW(pairs, lr=cell.rate, weight_decay=DEFAULTS.weight_decay)
     objective = Objective(cell.bound, cell.kl, cell.loss)
     trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell.divergence, cell.step_bound)
     noise = Noise(0.0, 0.0) if cell.is_clean else noise
@@ -125,7 +127,7 @@ class _Trainer(NamedTuple):
     policy: TinyPolicy
     base: TinyPolicy
     objective: Objective
-    optimizer: torch.optim.Optimizer
+    optimizer: MasterAdamW
     tracker: BetaTracker
     divergence: float
     step_bound: float

@@ -87,11 +87,18 @@ class TrainingSettings(Section):
     max_tokens: int = Field(default=8192, ge=1)
     """Tokens of one forward pass. Padding counts, and a shared prompt counts once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What forward and backward passes compute with: by default bfloat16 on a GPU, float32 on a CPU. Weights, moments, log-probs and
-    loss are float32 in any case."""
+    """What forward and backward passes compute with: by default bfloat16 on a GPU or with `masters = "host"`, else float32. Masters,
+    moments, log-probs and loss are float32 in any case."""
+    masters: Literal["auto", "device", "host"] = "auto"
+    """Where the float32 masters of the weights and their moments are: beside the weights, 18 bytes per parameter on a GPU with its
+    gradients, or in the host's memory, 4 to 6 on the GPU and 12 in host memory, where `num_threads` CPU threads step them. By default in
+    host memory if the GPU is too small."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Compute the layers again in the backward pass, to hold fewer activations: by default for a row longer than the token budget, and
     for all once a row did not fit into memory."""
+    deterministic: bool = True
+    """On a GPU, let sums add their terms in a fixed order where torch can: the backward pass of flash attention is not covered, so a step
+    taken again may still differ in its last bits. `false` saves about 3% of a step. A CPU is repeatable in any case."""
     old_versions: int = Field(default=8, ge=0)
     """Versions between a sample's oldest token and the current weights, above which it is old. At most a quarter of a full batch is
     old; the others wait for the next one. No sample is refused for its lag."""

@@ -15,6 +15,7 @@ from blake3 import blake3
 from contracts.errors import WeightsRefused
 from pipelines.training.learning.masters import identity_of
 from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.learning.working import move
 from pipelines.training.settings import AdapterSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
 from policy.weights import ModelBits, apply_patches, stage_copy
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.masters import Checkpoint
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
     from pipelines.training.learning.reference import ReferencePolicy
+    from pipelines.training.learning.working import Pair
     from pipelines.training.settings import TrainingSettings
     from weights.tensors import Tensors
 
@@ -37,8 +39,8 @@ class AdapterModel(WholeModel):
     adapter: Adapter
 
     def _trained_of(
-        self, model: Any, settings: TrainingSettings, place: torch.device
-    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], ReferencePolicy]]:
+        self, model: Any, settings: TrainingSettings
+    ) -> tuple[Mapping[str, Pair], str, Callable[[], ReferencePolicy]]:
         wanted = settings.adapter or AdapterSettings()
         base = ModelBits(model)
         config = AdapterConfig(
@@ -47,11 +49,12 @@ class AdapterModel(WholeModel):
             targets=tuple(sorted(wanted.targets or all_linear(model))),
             base_root=root_of(base),
         )
-        self.adapter = Adapter(model.to(place), config, dtype=torch.float32)
-        self.adapter.requires_grad_(requires_grad=True)
-        parameters = dict(self.adapter.named_parameters())
         identity = f"{identity_of(base, int(model.config.vocab_size))}+{_digest(config)}"
-        return parameters, identity, partial(_WithoutAdapter, self)
+        move(model, self._precision)
+        self.adapter = Adapter(model, config, dtype=torch.float32)
+        self.adapter.requires_grad_(requires_grad=True)
+        pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
+        return pairs, identity, partial(_WithoutAdapter, self)
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""

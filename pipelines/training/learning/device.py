@@ -33,7 +33,7 @@ class Precision(NamedTuple):
 
     device: torch.device
     is_reduced: bool
-    """bfloat16, by autocast."""
+    """bfloat16, by autocast where the weights are float32."""
 
     def computing(self) -> AbstractContextManager[object]:
         """The block of a forward pass."""
@@ -41,7 +41,7 @@ class Precision(NamedTuple):
 
 
 def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
-    """As the settings say; by default bfloat16 on a GPU that computes with it, float32 elsewhere.
+    """As the settings say; by default bfloat16 on a GPU that computes with it or with masters in host memory, float32 elsewhere.
 
     Raises InvalidSettings: the device has no bfloat16.
     """
@@ -49,7 +49,7 @@ def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
     if settings.precision == "bfloat16" and not can_reduce:
         raise InvalidSettings(f'[training] precision: {device} does not compute in "bfloat16"; use "float32"')
     is_reduced = settings.precision == "bfloat16" or (
-        settings.precision == "auto" and device.type == "cuda" and can_reduce
+        settings.precision == "auto" and can_reduce and (device.type == "cuda" or settings.masters == "host")
     )
     if is_reduced and device.type == "cuda":
         # The head stays float32. Its products are of numbers that bfloat16 already rounded, so TF32 takes little from them.
@@ -57,13 +57,14 @@ def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
     return Precision(device, is_reduced)
 
 
-def compute_repeatably(device: torch.device) -> None:
+def compute_repeatably(device: torch.device, *, deterministic: bool = True) -> None:
     """Let this process sum in a fixed order, so that the same step has the same bits. Call it before the device computes.
 
     A CPU does so by itself. On a GPU some sums add their terms in the order in which threads finish, unless torch is told not to; it
-    warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html).
+    warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html). `deterministic`: as in
+    `TrainingSettings`.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not deterministic:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Nothing here reads what it did not write.

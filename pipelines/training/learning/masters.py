@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from pipelines.training.learning.device import generator_states, machine_of, set_generators
+from pipelines.training.learning.working import MasterAdamW, Pair
 
 if TYPE_CHECKING:
     from pipelines.training.settings import TrainingSettings
@@ -48,32 +49,28 @@ class TrainedParameters:
     """Parameters that AdamW trains in this process, and what a checkpoint holds of them: a part of each `Trainee`."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, torch.nn.Parameter],
-        settings: TrainingSettings,
-        device: torch.device,
-        identity: str,
+        self, trained: Mapping[str, Pair], settings: TrainingSettings, device: torch.device, identity: str
     ) -> None:
-        """`parameters` are on the device already."""
-        self.parameters, self.device, self.identity = parameters, device, identity
-        self.optimizer = torch.optim.AdamW(
-            parameters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
-        self.begin_moments()
+        """`trained`: by the names that a checkpoint has, float32 masters with what computes on the device."""
+        self.device, self.identity = device, identity
+        self.parameters = {name: master for name, (master, _) in trained.items()}
+        """What a checkpoint holds, and AdamW steps."""
+        self._working = [weight for _, weight in trained.values()]
+        self.optimizer = MasterAdamW([*trained.values()], lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
     def begin_moments(self) -> None:
-        """Set all moments to 0, as before the first step, and allocate them: then no step allocates state half-way."""
-        for parameter in self.parameters.values():
-            # Fused AdamW counts steps where the parameter is.
-            self.optimizer.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            }
+        """Set all moments to 0, as before the first step."""
+        self.optimizer.begin()
 
     def clip(self, max_norm: float) -> float:
-        """As in `Trainee`."""
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm))
+        """As in `Trainee`. The norm is float32, whatever the gradients are."""
+        parameters = [each for each in self._working if each.grad is not None]
+        if not parameters:
+            return 0.0
+        norms = [torch.linalg.vector_norm(each.grad, dtype=torch.float32) for each in parameters]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return float(norm)
 
     def masters(self) -> Masters:
         """As in `Trainee`: the moments are named `moment/name`."""
@@ -95,6 +92,7 @@ class TrainedParameters:
                     tensor.copy_(moments[key])
                 else:
                     tensor.zero_()
+        self.optimizer.write()
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Check that a checkpoint is one of these parameters. Changes nothing.
@@ -133,7 +131,8 @@ class TrainedParameters:
 
     def machine(self) -> dict[str, str]:
         """As in `Trainee`."""
-        return machine_of(self.device)
+        homes = {each.device.type for each in self.parameters.values()}
+        return machine_of(self.device) | ({} if homes == {self.device.type} else {"masters": " ".join(sorted(homes))})
 
 
 def _shape_in(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -34,19 +34,19 @@ class FrozenCopy:
     """A second copy of the model, which holds the base policy. For a version, what differs is written over it, and later taken back."""
 
     def __init__(self, model: Any, precision: Precision) -> None:
-        """Copies `model`, at 2 bytes per parameter, or 4 where the model reads its weights outside the modules that hold them."""
+        """Copies `model`, at 2 bytes per parameter, or 4 where a float32 model reads its weights outside the modules that hold them."""
         self._precision = precision
         self._bits: Tensors | None = None
         self._undo: Changes = {}
         """What makes it the base again: written any number of times, it does the same."""
         self._is_whole = True
         try:
-            self.model = frozen_copy(model, precision.device, widen_layers=not precision.is_reduced)
-            with precision.computing():
-                self._scorer = TokenScorer(self.model)
+            copied = copy.deepcopy if precision.is_reduced else frozen_copy
+            self.model = copied(model).requires_grad_(requires_grad=False)
+            self._scorer = TokenScorer(self.model)
         except RuntimeError as error:
             log.info("the frozen policy takes 4 bytes per parameter", reason=str(error))
-            self.model = copy.deepcopy(model).to(precision.device).requires_grad_(requires_grad=False).eval()
+            self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
             self._scorer = TokenScorer(self.model)
 
     @torch.no_grad()
@@ -70,23 +70,19 @@ class FrozenCopy:
         self._bits, self._is_whole = bits, True
 
 
-def frozen_copy(model: Any, device: torch.device, *, widen_layers: bool) -> Any:
-    """A copy on a device that is never trained. Its parameters rest as bfloat16; buffers stay as they are.
+def frozen_copy(model: Any) -> Any:
+    """A copy of a float32 model that is never trained. Its parameters rest as bfloat16; buffers stay as they are.
 
-    `widen_layers`: the weights of a layer become float32 while it computes, so results equal those of a float32 copy to the bit. Without
-    it layers use them as they are, as under autocast. All other modules, the head among them, always become float32.
+    The weights of a layer, and of each other module, become float32 while it computes, so results equal those of a float32 copy to the bit.
     """
     held = {
-        id(parameter): torch.nn.Parameter(parameter.detach().to(device, torch.bfloat16, copy=True), requires_grad=False)
+        id(parameter): torch.nn.Parameter(parameter.detach().to(torch.bfloat16, copy=True), requires_grad=False)
         for parameter in model.parameters()
     }
     found = copy.deepcopy(model, dict(held)).eval()
-    for module in found.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.to(device))
     layers = [module for module in found.modules() if isinstance(module, GradientCheckpointingLayer)]
     inside = {id(part) for layer in layers for part in layer.modules()}
-    for layer in layers if widen_layers else ():
+    for layer in layers:
         _widen(layer, [*layer.parameters()])
     for module in found.modules():
         if id(module) not in inside and (own := [*module.parameters(recurse=False)]):

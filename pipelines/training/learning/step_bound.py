@@ -14,7 +14,7 @@ moments: no copy of the weights is kept.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from contracts.records import Experience
+    from pipelines.training.learning.working import MasterAdamW
 
 PROBED = 16
 """Samples of the batch that the movement is measured on, at most."""
@@ -85,7 +86,9 @@ def _window(item: Experience, place: float, length: int) -> Experience:
 
 
 @torch.no_grad()
-def bounded_step(optimizer: Any, before: torch.Tensor, log_probs: Callable[[], torch.Tensor], limit: float) -> Taken:
+def bounded_step(
+    optimizer: MasterAdamW, before: torch.Tensor, log_probs: Callable[[], torch.Tensor], limit: float
+) -> Taken:
     """Let AdamW take its step, and as much of it back as lies beyond the limit, but for weight decay.
 
     Args:
@@ -110,7 +113,7 @@ def bounded_step(optimizer: Any, before: torch.Tensor, log_probs: Callable[[], t
     return Taken(0.0, 0.0)
 
 
-def _take_back(optimizer: Any, share: float) -> None:
+def _take_back(optimizer: MasterAdamW, share: float) -> None:
     """Add a share of AdamW's last step to the weights again: lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)."""
     for group in optimizer.param_groups:
         first, second = group["betas"]
@@ -123,3 +126,4 @@ def _take_back(optimizer: Any, share: float) -> None:
             flat = (parameter.view(-1), state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1))
             for weight, mean, square in zip(*(each.split(PIECE) for each in flat), strict=True):
                 weight.addcdiv_(mean, (square / (1 - second**taken)).sqrt_().add_(group["eps"]), value=length)
+    optimizer.write()

@@ -1,6 +1,6 @@
 """A trainee that trains all parameters of one model on one device.
 
-The weights are float32 masters; versions carry their bfloat16 rounding. The model stays in eval mode: behaviour log-probs were made
+The weights are float32 masters; versions carry their bfloat16 rounding, which is also what computes in that precision. The model stays in eval mode: behaviour log-probs were made
 without dropout, and dropout would add noise to the ratios.
 """
 
@@ -20,9 +20,11 @@ from pipelines.training.learning.loss import LossSums, MicroSums, per_token, pol
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
+from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
+from pipelines.training.learning.working import Pair, make_pairs
 from policy.logprobs import TokenScorer
 from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY, Routing, routing_of
@@ -43,23 +45,26 @@ log = structlog.get_logger()
 class WholeModel(TrainedParameters):
     """The model with its optimizer, and the reference that it is pulled towards. A `Trainee`."""
 
-    def __init__(self, model: Any, settings: TrainingSettings, device: str = "cpu") -> None:
-        """`model` is the base policy in float32, with its published bits; training changes it in place."""
-        place = torch.device(device)
-        if place.index is not None:
-            torch.cuda.set_device(place)
-        compute_repeatably(place)
-        self.config, self.can_fork = model.config, place.type == "cpu"
-        self.routing, self.budget = routing_for(model, settings), TokenBudget(settings.max_tokens)
+    def __init__(
+        self, model: Any, settings: TrainingSettings, device: str = "cpu", place: Placement | None = None
+    ) -> None:
+        """`model` is the base policy in float32, with its published bits; it is moved and changed in place. `place`: by default the settings'."""
+        on = torch.device(device)
+        if on.index is not None:
+            torch.cuda.set_device(on)
+        compute_repeatably(on, deterministic=settings.deterministic)
+        self.config, self.can_fork, self.budget = model.config, on.type == "cpu", TokenBudget(settings.max_tokens)
+        self._precision = precision_of(settings, on)
+        self._place = place or Placement("host" if settings.masters == "host" else "device")
+        trained, identity, reference = self._trained_of(model, settings)
+        self.routing = routing_for(model, settings)
         if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
         self._packs, self._windowed = not problem, has_windows(model)
-        self._precision = precision_of(settings, place)
-        parameters, identity, reference = self._trained_of(model, settings, place)
         needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
         self.reference = reference() if needs_reference else None
-        self.model = model.eval().to(place)
-        super().__init__(parameters, settings, place, identity)
+        self.model = model
+        super().__init__(trained, settings, on, identity)
         self.scorer = TokenScorer(model)
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self._correcting = Objective(settings.ratio_bound, 0.0)
@@ -72,12 +77,11 @@ class WholeModel(TrainedParameters):
         self._replays = settings.replay_experts != "off"
 
     def _trained_of(
-        self, model: Any, _settings: TrainingSettings, _place: torch.device
-    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], ReferencePolicy]]:
-        """What is trained, its identity, and what makes the reference."""
+        self, model: Any, _settings: TrainingSettings
+    ) -> tuple[Mapping[str, Pair], str, Callable[[], ReferencePolicy]]:
+        """Bring the model to its device; what of it is trained, its identity, and what makes the reference."""
         identity = identity_of(ModelBits(model), int(model.config.vocab_size))
-        trained = dict(model.requires_grad_(requires_grad=True).named_parameters())
-        return trained, identity, lambda: FrozenCopy(model, self._precision)
+        return make_pairs(model, self._precision, self._place), identity, lambda: FrozenCopy(model, self._precision)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
@@ -173,6 +177,7 @@ class WholeModel(TrainedParameters):
 
         def restart() -> None:
             apply_patches(patches)
+            self.optimizer.read()
             self.begin_moments()
 
         return restart

@@ -17,8 +17,12 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("device", "is_told"), [("cpu", False), ("cuda", True)])
-def test_only_a_gpu_is_told_to_sum_in_order(device: str, is_told: bool) -> None:
-    compute_repeatably(torch.device(device))
+@pytest.mark.parametrize(
+    ("device", "deterministic", "is_told"), [("cpu", True, False), ("cuda", True, True), ("cuda", False, False)]
+)
+def test_only_a_gpu_is_told_to_sum_in_order_and_only_if_asked_to(
+    device: str, deterministic: bool, is_told: bool
+) -> None:
+    compute_repeatably(torch.device(device), deterministic=deterministic)
     assert torch.are_deterministic_algorithms_enabled() is is_told
     assert torch.is_deterministic_algorithms_warn_only_enabled() is is_told

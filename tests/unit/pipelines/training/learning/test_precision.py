@@ -103,7 +103,7 @@ def test_a_frozen_copy_takes_two_bytes_and_computes_as_a_float32_one(kind: str) 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
-    found = frozen_copy(model, torch.device("cpu"), widen_layers=True)
+    found = frozen_copy(model)
     ids = torch.arange(2, 40)[None]
     with torch.no_grad():
         assert torch.equal(found(input_ids=ids, use_cache=False).logits, model(input_ids=ids, use_cache=False).logits)

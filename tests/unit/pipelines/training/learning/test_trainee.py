@@ -30,12 +30,12 @@ SETTINGS = TrainingSettings(
 )  # fmt: skip
 
 
-def whole(kind: str) -> WholeModel:
-    return WholeModel(published(kind), SETTINGS)
+def whole(kind: str, **changes: str) -> WholeModel:
+    return WholeModel(published(kind), SETTINGS.model_copy(update=changes))
 
 
-def adapted(kind: str) -> AdapterModel:
-    return AdapterModel(published(kind), SETTINGS.model_copy(update={"adapter": AdapterSettings(rank=4)}))
+def adapted(kind: str, **changes: str) -> AdapterModel:
+    return AdapterModel(published(kind), SETTINGS.model_copy(update={"adapter": AdapterSettings(rank=4), **changes}))
 
 
 def published(kind: str) -> Any:
@@ -51,9 +51,11 @@ TRAINEES: dict[str, Callable[[], Trainee]] = {
     "adapter": lambda: UnigramTrainee(frozen=1.0),
     "whole": lambda: whole("llama"),
     "lora": lambda: adapted("llama"),
+    "lora, bfloat16": lambda: adapted("llama", precision="bfloat16"),
     "lora, mixture": lambda: adapted("qwen3_moe"),
     "mixture": lambda: whole("qwen3_moe"),
     "padded": lambda: whole("lfm2"),
+    "host": lambda: whole("llama", masters="host"),
 }
 
 
