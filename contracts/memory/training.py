@@ -99,7 +99,7 @@ def ways_of(training: Mapping[str, Any]) -> tuple[TrainingWay, ...]:
     """The ways that a section [training], as plain values, allows: the first one that fits is taken."""
     if (adapter := training.get("adapter")) is not None:
         return (TrainingWay(int(adapter.get("rank", _RANK))),)
-    match training.get("masters", "device"):
+    match training.get("masters", "auto"):
         case "auto":
             return (TrainingWay(), TrainingWay(is_host=True))
         case masters:

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
         InvalidSettings,
         match=r"takes 17\d\.\d GB, and cuda has 48\.0 GB; what fits: \[training\] adapter = \{ rank = 8, ",
     ) as refused:
-        require_card(QWEN3_8B, {"max_tokens": 8192}, 48 * GB, "cuda")
+        require_card(QWEN3_8B, {"masters": "device", "max_tokens": 8192}, 48 * GB, "cuda")
     assert 'masters = "host" and' not in refused.value.message
     assert require_card(QWEN3_8B, LORA, 48 * GB, "cuda") == (RANK_8, memory_of(QWEN3_8B, RANK_8))
     assert require_card(QWEN3_8B, {"masters": "auto"}, 80 * GB, "cuda")[0] == HOST
