@@ -90,15 +90,13 @@ class TrainingSettings(Section):
     """What forward and backward passes compute with: by default bfloat16 on a GPU or with `masters = "host"`, else float32. Masters,
     moments, log-probs and loss are float32 in any case."""
     masters: Literal["auto", "device", "host"] = "auto"
-    """Where the float32 masters of the weights and their moments are: beside the weights, 18 bytes per parameter on a GPU with its
-    gradients, or in the host's memory, 4 to 6 on the GPU and 12 in host memory, where `num_threads` CPU threads step them. By default in
-    host memory if the GPU is too small."""
+    """Where float32 masters and moments are: on the device, which then holds 18 bytes per parameter with bfloat16, or in host memory (12),
+    stepped by `num_threads` CPU threads, with 4 to 6 on the device; by default where they fit."""
     recompute: Literal["auto", "always", "never"] = "auto"
     """Compute the layers again in the backward pass, to hold fewer activations: by default for a row longer than the token budget, and
     for all once a row did not fit into memory."""
     deterministic: bool = True
-    """On a GPU, let sums add their terms in a fixed order where torch can: the backward pass of flash attention is not covered, so a step
-    taken again may still differ in its last bits. `false` saves about 3% of a step. A CPU is repeatable in any case."""
+    """On a GPU, sum in a fixed order where torch can: not in flash attention's backward pass. `false` saves about 3% of a step."""
     old_versions: int = Field(default=8, ge=0)
     """Versions between a sample's oldest token and the current weights, above which it is old. At most a quarter of a full batch is
     old; the others wait for the next one. No sample is refused for its lag."""
