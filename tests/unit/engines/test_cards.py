@@ -69,11 +69,14 @@ def test_doctor_says_what_fits_from_headers_alone(tmp_path: Path) -> None:
     assert "add --policy FOLDER" in run_here("doctor", "--card", "12").stderr
 
 
-def test_peft_makes_as_many_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_peft_makes_as_many_weights(kind: str, tmp_path: Path) -> None:
+    """Of a mixture the attention alone: peft's `all-linear` would adapt experts and routers too."""
     peft = pytest.importorskip("peft")
-    shape = read_shape(build_model("qwen3", tmp_path, sharded=True))
-    chosen = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    made = peft.inject_adapter_in_model(chosen, tiny_model("qwen3"))
+    shape = read_shape(build_model(kind, tmp_path, sharded=True))
+    targets = "all-linear" if kind == "qwen3" else sorted({linear.kind for linear in shape.adapted})
+    chosen = peft.LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+    made = peft.inject_adapter_in_model(chosen, tiny_model(kind))
     found = [weight.numel() for name, weight in made.named_parameters() if re.search("lora_[AB]", name)]
     assert sum(found) == shape.adapter_weights(4) > 0
     assert len(found) == 2 * len(shape.adapted)
