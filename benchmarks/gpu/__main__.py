@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.gpu [--out FOLDER] [--only TEXT] [--seconds 480] [--rehearse]
 
-In: a machine with torch and transformers; what else the product imports may lie in `runs/gpu-packages` (`make gpu-packages`). Out: a line
+In: a machine with torch, transformers and numba; what else the product imports may lie in `runs/gpu-packages` (`make gpu-packages`). Out: a line
 and a JSON file after each row. Each row is a process of its own with a deadline, most valuable first, so that a row that fails, hangs or
 does not fit costs its own figures only: what it had is kept, and the reason stands beside it. `--rehearse` runs all of it at tiny
 size on a CPU, as a test of this script; its figures mean nothing.

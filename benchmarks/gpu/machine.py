@@ -41,7 +41,7 @@ ROUNDS = 5
 
 
 def facts(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
-    """Versions, memory, and which parts that the product can use are there."""
+    """Versions, memory, and the parts of torch that the product uses where they are."""
     del rehearse, seconds
     yield {
         "start_method": "spawn" if torch.cuda._is_in_bad_fork() else "fork",  # noqa: SLF001 nothing public says it

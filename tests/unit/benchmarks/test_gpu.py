@@ -21,7 +21,9 @@ def found_by(function: str, seconds: float) -> dict[str, Any]:
 def test_a_row_that_hangs_breaks_or_lacks_a_package_keeps_what_it_had() -> None:
     assert found_by("hangs", 3.0) == {"first": 1.0, "tiny": True, "broke_off": "no time: stopped after 3 s"}
     assert found_by("breaks", 60.0) == {"first": 1.0, "broke_off": "MemoryError: no room"}
-    assert found_by("lacks", 60.0) == {"not_run": "this machine has no numba: carry it with `make gpu-packages`"}
+    assert found_by("lacks", 60.0) == {
+        "not_run": "this machine has no package_that_nobody_has: carry it with `make gpu-packages`"
+    }
 
 
 def test_plain_rows_are_cut_at_the_budget_and_score_as_single_rows_do() -> None:
