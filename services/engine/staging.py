@@ -201,10 +201,12 @@ class Stager:
     def _bases(self, arm: str, version: int) -> list[BaseWeights]:
         """The weights in memory: the arm's own first; of each, its current version before its previous one."""
         bases = []
+        # Adapters have nothing in common with their base: a full copy of one is nearer than many steps from version 0.
+        are_adapters = any(each.adapter is not None for each in self._arms.values())
         for name in sorted(self._arms, key=lambda name: name != arm):
             for each in self._arms[name].parts:
-                # No adapter has anything in common with its base: a full copy of one is nearer than many steps from version 0.
-                if each.held is not None and (each.held.version == version or not each.is_base):
+                is_kin = isinstance(each.of, Adapter) or not are_adapters
+                if each.held is not None and (is_kin or each.held.version == version):
                     bases.append(BaseWeights(name, each, each.held, None))
                 if each.before is not None:
                     bases.append(BaseWeights(name, each, *each.before))
