@@ -55,7 +55,7 @@ class HeldVersion(NamedTuple):
     run: str
 
 
-class WeightsInMemory:
+class HeldParameters:
     """Parameters in memory and their version: those of a model, or of an adapter beside one. Module trees may share a model's."""
 
     def __init__(self, of: Any) -> None:
@@ -75,17 +75,17 @@ class WeightsInMemory:
 class ArmWeights:
     """What an arm computes with: a module tree over a model's parameters, and the adapter beside it once there was one."""
 
-    def __init__(self, model: Any, whole: WeightsInMemory) -> None:
+    def __init__(self, model: Any, whole: HeldParameters) -> None:
         self.model, self.whole = model, whole
-        self.adapter: WeightsInMemory | None = None
+        self.adapter: HeldParameters | None = None
         self.serving = whole
 
     @property
-    def parts(self) -> list[WeightsInMemory]:
+    def parts(self) -> list[HeldParameters]:
         """What is served first."""
         return sorted(filter(None, (self.whole, self.adapter)), key=lambda each: each is not self.serving)
 
-    def at_hand(self, version: int) -> tuple[WeightsInMemory, HeldVersion, Changes | None] | None:
+    def at_hand(self, version: int) -> tuple[HeldParameters, HeldVersion, Changes | None] | None:
         """What leads from here to a version without the store: weights, and their change, if they change."""
         for each in self.parts:
             if each.before is not None and each.before[0].version == version:
@@ -99,7 +99,7 @@ class BaseWeights(NamedTuple):
     """Weights in memory: those of an arm, or what `undo` leads to from there."""
 
     arm: str
-    weights: WeightsInMemory
+    weights: HeldParameters
     held: HeldVersion
     undo: Changes | None
 
@@ -108,13 +108,13 @@ class StagedUpdate(NamedTuple):
     """A prepared change of an arm. `before` None: there is no way back. `payload_bytes` None: a full copy was fetched."""
 
     arm: ArmWeights
-    weights: WeightsInMemory
+    weights: HeldParameters
     """What is written, and computes from then on."""
     patches: Patches
     after: HeldVersion
     before: tuple[HeldVersion, Changes] | None
     payload_bytes: int | None
-    whole: WeightsInMemory
+    whole: HeldParameters
     """Under the arm's tree from then on: its own, or the same base in another arm's memory."""
 
     def apply(self) -> None:
@@ -183,7 +183,7 @@ class Stager:
             patches = stage_changes(weights.of, undo or {})
             before = weights.before if undo is None or weights.held is None else (weights.held, patches.undo)
             return StagedUpdate(own, weights, patches, held, before, 0, own.whole)
-        bases, decayed = self._bases(arm, version), list[WeightsInMemory]()
+        bases, decayed = self._bases(arm, version), list[HeldParameters]()
         while bases:
             base = self._nearest(version, bases)
             try:
@@ -201,10 +201,12 @@ class Stager:
     def _bases(self, arm: str, version: int) -> list[BaseWeights]:
         """The weights in memory: the arm's own first; of each, its current version before its previous one."""
         bases = []
+        # Adapters have nothing in common with their base: a full copy of one is nearer than many steps from version 0.
+        are_adapters = any(each.adapter is not None for each in self._arms.values())
         for name in sorted(self._arms, key=lambda name: name != arm):
             for each in self._arms[name].parts:
-                # No adapter has anything in common with its base: a full copy of one is nearer than many steps from version 0.
-                if each.held is not None and (each.held.version == version or not each.is_base):
+                is_kin = isinstance(each.of, Adapter) or not are_adapters
+                if each.held is not None and (is_kin or each.held.version == version):
                     bases.append(BaseWeights(name, each, each.held, None))
                 if each.before is not None:
                     bases.append(BaseWeights(name, each, *each.before))
@@ -233,7 +235,7 @@ class Stager:
             _check_root(held, source)
             raise
 
-    def _from(self, base: BaseWeights, hops: list[Hop], arm: str, decayed: list[WeightsInMemory]) -> StagedUpdate:
+    def _from(self, base: BaseWeights, hops: list[Hop], arm: str, decayed: list[HeldParameters]) -> StagedUpdate:
         source = base.weights.bits(base.undo)
         names = target_names(source, hops)
         merged = merge_changes(hop.staged.changes for hop in hops)
@@ -269,7 +271,7 @@ class Stager:
 
     def _target(
         self, arm: str, config: AdapterConfig | None, after: HeldVersion
-    ) -> tuple[ArmWeights, WeightsInMemory, WeightsInMemory]:
+    ) -> tuple[ArmWeights, HeldParameters, HeldParameters]:
         """The arm, what is to be written, and the model's weights that its tree is to have. Raises WeightsRefused."""
         own = self._arms.get(arm)
         if config is not None:
@@ -284,7 +286,7 @@ class Stager:
 
     def _target_of_adapter(
         self, own: ArmWeights | None, config: AdapterConfig, after: HeldVersion
-    ) -> tuple[ArmWeights, WeightsInMemory, WeightsInMemory]:
+    ) -> tuple[ArmWeights, HeldParameters, HeldParameters]:
         base = self._base_with(config.base_root)
         if own is None:
             whole = base or self._held_with(config.base_root)
@@ -293,25 +295,25 @@ class Stager:
         if whole.held is None or whole.held.root != config.base_root:
             raise _wrong_base(after.version, config, None if whole.held is None else whole.held.root)
         if own.adapter is None:
-            return own, WeightsInMemory(_new_adapter(own.model, config)), base or whole
+            return own, HeldParameters(_new_adapter(own.model, config)), base or whole
         if own.adapter.of.config_of_version != config:
             said = f"version {after.version} has {config}, and this arm {own.adapter.of.config_of_version}"
             raise WeightsRefused("other_adapter", f"{said}: they stay the same within a run", version=after.version)
         return own, own.adapter, whole
 
-    def _held_with(self, root: str) -> WeightsInMemory | None:
+    def _held_with(self, root: str) -> HeldParameters | None:
         """The weights of a model in memory that have this root now."""
         wholes = (each.whole for each in self._arms.values())
         return next((whole for whole in wholes if whole.held is not None and whole.held.root == root), None)
 
-    def _base_with(self, root: str) -> WeightsInMemory | None:
+    def _base_with(self, root: str) -> HeldParameters | None:
         """The same, if it is under adapters already."""
         bases = (each.whole for each in self._arms.values() if each.whole.is_base)
         return next((base for base in bases if base.held is not None and base.held.root == root), None)
 
     def _new_arm(self) -> ArmWeights:
         model = self._make_model()
-        return ArmWeights(model, WeightsInMemory(another_tree(model)))  # now, while nothing is hooked to it
+        return ArmWeights(model, HeldParameters(another_tree(model)))  # now, while nothing is hooked to it
 
     def _arm_on_base(self, config: AdapterConfig, after: HeldVersion) -> ArmWeights:
         """A new model with the base's weights: it may have them already, else they are version 0 of the store."""

@@ -18,6 +18,7 @@ from policy.weights import tensors_of
 from services.engine.active_requests import ActiveRequest
 from services.engine.engine import Engine
 from services.engine.local_copy import LocalCopy
+from services.engine.repository import SwapRecord
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from tests.models import KINDS
@@ -99,7 +100,7 @@ async def test_an_answer_goes_on_over_swaps_and_the_way_back_needs_no_store(
     engine = open_engine()
     engine.update(LIVE, 0)
     active = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=400))
-    records = []
+    records: list[SwapRecord] = []
     for version in (1, 2, 3, 0, 3, 2, 0):
         await more_tokens(active)
         if records and records[-1].version == 3:

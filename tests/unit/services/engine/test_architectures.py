@@ -10,7 +10,7 @@ from services.engine.runners import RunnerKind, runner_for
 from services.engine.settings import EngineSettings
 from tests.each_case import each_case
 from tests.models import KINDS
-from tests.unit.services.engine.hybrid_models import HYBRIDS, any_model
+from tests.worlds.engines.hybrid_models import HYBRIDS, any_model
 from tests.worlds.engines.memory_store import StoreInMemory
 from tests.worlds.engines.policies import TOKENIZER, check_mixed_batch
 from tests.worlds.engines.tiny import make_engine
