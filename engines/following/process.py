@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import structlog
@@ -21,8 +21,8 @@ from contracts.assignments import MOVED
 from contracts.engines import EngineReplica
 from contracts.errors import Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from engines.following.driver import EngineDriver, VersionFile, check_server
-from engines.following.follower import ManagedServer, SlotFollower
+from engines.following.driver import EngineDriver, ServerFacts, VersionFile
+from engines.following.follower import Follower, ManagedServer
 from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
@@ -41,7 +41,7 @@ _END_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
-Drive = Callable[[httpx.Client], EngineDriver]
+FollowerType = TypeVar("FollowerType", bound=Follower[Any])
 
 
 class HostCopy:
@@ -82,6 +82,8 @@ class Host(NamedTuple):
     copy: HostCopy
     repository: FollowingRepository
     rows: EngineRows
+    base_root: Callable[[], str]
+    """Reads the root of version 0 in the store."""
 
     @classmethod
     def of(cls, settings: Settings, name: str, weights: str | None = None) -> Host:
@@ -94,15 +96,25 @@ class Host(NamedTuple):
 
         store = open_weight_store(settings, measures=WeightStoreMetrics(), read_from=weights, held=held)
         copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
-        return cls(settings, folder, copy, FollowingRepository(database, policy), EngineRows(database, policy))
+        repository, rows = FollowingRepository(database, policy), EngineRows(database, policy)
+        return cls(settings, folder, copy, repository, rows, lambda: store.manifest(policy, 0).target_root)
 
     def follower(
-        self, kind: str, name: str, slot: str, *, region: str, server: ManagedServer, drive: Drive
-    ) -> SlotFollower:
-        """A follower of one server. `drive` makes a driver from a client with the server's URL and key."""
+        self,
+        make: Callable[..., FollowerType],
+        kind: str,
+        slots: Sequence[str],
+        *,
+        name: str,
+        region: str,
+        server: ManagedServer,
+        drive: Callable[[httpx.Client], EngineDriver],
+        check: Callable[[ServerFacts, str], None],
+    ) -> FollowerType:
+        """A follower of one server. `make` takes what `Follower` does; `drive` makes a driver from a client with the server's URL and key."""
         settings, key = self.settings, engine_key(self.settings.home)
         row = EngineReplica(
-            name=name, policy=settings.policy, url="", kind=kind, region=region, status="starting", slots={slot: None},
+            name=name, policy=settings.policy, url="", kind=kind, region=region, status="starting", slots=dict.fromkeys(slots),
             abilities=frozenset(), instance="", engine=kind, dtype="", seen_at=0.0, run=settings.run,
             base=fingerprint(settings.base),
         )  # fmt: skip
@@ -114,13 +126,12 @@ class Host(NamedTuple):
 
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
-        return SlotFollower(
-            row, server=server, connect=connect, check=lambda facts, url: check_server(facts, Path(settings.base), url),
-            file_of=self.copy.file_of, folder=own, keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
+        return make(
+            row, server=server, connect=connect, check=check, file_of=self.copy.file_of, folder=own, keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
         )  # fmt: skip
 
 
-def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event) -> None:
+def follow(host: Host, followers: Sequence[Follower[Any]], stop: threading.Event) -> None:
     """Follow until `stop` is set; then end the servers.
 
     Raises NameTaken: another replica has the name of one of these; Unavailable: a thread died.
@@ -160,7 +171,7 @@ def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event)
         raise Unavailable("a thread that follows a server ended; see the log")
 
 
-def _steps(follower: SlotFollower, awake: threading.Event, stop: threading.Event) -> None:
+def _steps(follower: Follower[Any], awake: threading.Event, stop: threading.Event) -> None:
     while not stop.is_set():
         follower.step(time.monotonic())
         awake.wait(_POLL_SECONDS)
