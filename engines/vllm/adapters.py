@@ -303,8 +303,7 @@ class ArmsFollower(Follower[AdapterServer]):
         used = {adapter_name(self.row.policy, held) for held in self.row.slots.values() if held is not None}
         ours = {name for name, folder in loaded.items() if folder.parent == self._adapters}
         self._left = {name: self._left.get(name, now) for name in ours - used}
-        by_age = sorted(self._left, key=lambda name: -self._left[name])
-        for name in by_age[_KEPT:]:
+        for name in sorted(self._left, key=lambda name: self._left[name])[:-_KEPT]:
             if now - self._left[name] > _DRAIN_SECONDS:
                 driver.unload(name)
                 shutil.rmtree(loaded[name], ignore_errors=True)
