@@ -61,7 +61,7 @@ class GivenServer:
 DriverType = TypeVar("DriverType", bound=EngineDriver)
 
 
-class Follower(ABC, Generic[DriverType]):
+class ServerFollower(ABC, Generic[DriverType]):
     """Follows one server. `step` belongs to one thread; any may read `row`, which is what the replica announces now.
 
     Args:
@@ -132,18 +132,18 @@ class Follower(ABC, Generic[DriverType]):
         self._driver = None
 
 
-class Attempts(NamedTuple):
+class LoadAttempts(NamedTuple):
     """Of bringing a version that failed."""
 
     version: int | None = None
     number: int = 0
     not_before: float = 0.0
 
-    def failed(self, version: int | None, now: float) -> Attempts:
+    def failed(self, version: int | None, now: float) -> LoadAttempts:
         """One more for a version; the pause before the next one grows."""
         number = self.number + 1 if self.version == version else 1
         pause = min(_FIRST_RETRY_SECONDS * 2.0 ** (number - 1), _LAST_RETRY_SECONDS)
-        return Attempts(version, number, now + pause)
+        return LoadAttempts(version, number, now + pause)
 
     def problem(self, error: MillraceError) -> LoadProblem:
         """What a row says of them."""
@@ -155,20 +155,20 @@ def is_away(error: MillraceError) -> bool:
     return error.facts.get("url") is not None and error.facts.get("status") is None
 
 
-class SlotFollower(Follower[EngineDriver]):
+class SlotFollower(ServerFollower[EngineDriver]):
     """See the module."""
 
     def __init__(self, row: EngineReplica, **parts: Any) -> None:
         super().__init__(row, **parts)
         (self.arm,) = row.slots
         self._before: tuple[Assignment, VersionFile] | None = None
-        self._failed = Attempts()
+        self._failed = LoadAttempts()
         self._settled: Assignment | None = None
         """The assignment that the server was seen to serve."""
         self._asked_at = 0.0
 
     def step(self, now: float) -> None:
-        """See `Follower`."""
+        """See `ServerFollower`."""
         version: int | None = None
         try:
             wanted = self._assigned().get(self.arm)
@@ -192,7 +192,7 @@ class SlotFollower(Follower[EngineDriver]):
         if held.is_whole and held.version == wanted.version and wanted.root in {None, held.root}:
             if driver.is_paused():  # the one that paused it was killed
                 driver.resume()
-            self._failed, self._settled = Attempts(), wanted
+            self._failed, self._settled = LoadAttempts(), wanted
             self._tell("serving", held.version)
             return
         if held.is_whole and self.row.status != "serving":
@@ -200,7 +200,7 @@ class SlotFollower(Follower[EngineDriver]):
         if self._failed.version == wanted.version and now < self._failed.not_before:
             return
         self._bring(driver, held, wanted)
-        self._failed = Attempts()
+        self._failed = LoadAttempts()
 
     def _bring(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment) -> None:
         version = int(wanted.version or 0)

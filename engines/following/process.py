@@ -22,7 +22,7 @@ from contracts.engines import EngineReplica
 from contracts.errors import Unavailable, WeightsRefused
 from contracts.faults import no_fault
 from engines.following.driver import EngineDriver, ServerFacts, VersionFile
-from engines.following.follower import Follower, ManagedServer
+from engines.following.follower import ManagedServer, ServerFollower
 from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
@@ -41,7 +41,7 @@ _END_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
-FollowerType = TypeVar("FollowerType", bound=Follower[Any])
+FollowerType = TypeVar("FollowerType", bound=ServerFollower[Any])
 
 
 class HostCopy:
@@ -111,7 +111,7 @@ class Host(NamedTuple):
         drive: Callable[[httpx.Client], EngineDriver],
         check: Callable[[ServerFacts, str], None],
     ) -> FollowerType:
-        """A follower of one server. `make` takes what `Follower` does; `drive` makes a driver from a client with the server's URL and key."""
+        """A follower of one server. `make` takes what `ServerFollower` does; `drive` makes a driver from a client with the server's URL and key."""
         settings, key = self.settings, engine_key(self.settings.home)
         row = EngineReplica(
             name=name, policy=settings.policy, url="", kind=kind, region=region, status="starting", slots=dict.fromkeys(slots),
@@ -131,7 +131,7 @@ class Host(NamedTuple):
         )  # fmt: skip
 
 
-def follow(host: Host, followers: Sequence[Follower[Any]], stop: threading.Event) -> None:
+def follow(host: Host, followers: Sequence[ServerFollower[Any]], stop: threading.Event) -> None:
     """Follow until `stop` is set; then end the servers.
 
     Raises NameTaken: another replica has the name of one of these; Unavailable: a thread died.
@@ -171,7 +171,7 @@ def follow(host: Host, followers: Sequence[Follower[Any]], stop: threading.Event
         raise Unavailable("a thread that follows a server ended; see the log")
 
 
-def _steps(follower: Follower[Any], awake: threading.Event, stop: threading.Event) -> None:
+def _steps(follower: ServerFollower[Any], awake: threading.Event, stop: threading.Event) -> None:
     while not stop.is_set():
         follower.step(time.monotonic())
         awake.wait(_POLL_SECONDS)

@@ -29,7 +29,7 @@ from contracts.assignments import SLOTS, Assignment
 from contracts.engines import EngineReplica, LoadProblem
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, WeightsRefused
 from engines.following.driver import ServerFacts, check_server
-from engines.following.follower import Attempts, Follower, is_away
+from engines.following.follower import LoadAttempts, ServerFollower, is_away
 from engines.vllm.deliver import VllmServer
 from engines.wire import adapter_name
 from runtime.base_policy import model_of
@@ -158,13 +158,13 @@ class AdapterServer(VllmServer):
             raise Unavailable(f"{self._server.url} does not score a prompt: {str(answer)[:200]}", status=200) from error
 
 
-class ArmsFollower(Follower[AdapterServer]):
+class ArmsFollower(ServerFollower[AdapterServer]):
     """See the module.
 
     Args:
         base: the folder of the base policy.
         base_root: reads the root of version 0, under which every adapter was trained.
-        parts: see `Follower`.
+        parts: see `ServerFollower`.
     """
 
     def __init__(self, row: EngineReplica, *, base: Path, base_root: Callable[[], str], **parts: Any) -> None:
@@ -172,7 +172,7 @@ class ArmsFollower(Follower[AdapterServer]):
         self._base, self._base_root = base, base_root
         self._adapters = self._folder / "adapters"
         self._prompts = probe_prompts(base)
-        self._failed: dict[str, Attempts] = {}
+        self._failed: dict[str, LoadAttempts] = {}
         """By arm; of the server itself under an empty name."""
         self._bound: set[str] = set()
         """Adapters that this start of the server was seen to use."""
@@ -183,11 +183,11 @@ class ArmsFollower(Follower[AdapterServer]):
         """The scores of the base on this start of the server."""
 
     def step(self, now: float) -> None:
-        """See `Follower`."""
+        """See `ServerFollower`."""
         assigned: Mapping[str, Assignment] = {}
         try:
             assigned = self._assigned()
-            if now < self._failed.get("", Attempts()).not_before:
+            if now < self._failed.get("", LoadAttempts()).not_before:
                 return
             driver = self._connected()
             driver.check()
@@ -227,7 +227,7 @@ class ArmsFollower(Follower[AdapterServer]):
         return version == 0 or (version is not None and adapter_name(self.row.policy, version) in self._bound)
 
     def _is_early(self, arm: str, version: int, now: float) -> bool:
-        failed = self._failed.get(arm, Attempts())
+        failed = self._failed.get(arm, LoadAttempts())
         return failed.version == version and now < failed.not_before
 
     def _try(self, driver: AdapterServer, arm: str, wanted: Assignment, loaded: dict[str, Path], now: float) -> None:
@@ -238,7 +238,7 @@ class ArmsFollower(Follower[AdapterServer]):
         except MillraceError as error:
             if is_away(error) or isinstance(error, InvalidSettings):
                 raise
-            self._failed[arm] = self._failed.get(arm, Attempts()).failed(version, now)
+            self._failed[arm] = self._failed.get(arm, LoadAttempts()).failed(version, now)
             self._complain({arm: self._failed[arm].problem(error)})
             _log.warning(
                 "engine_not_brought", name=self.row.name, arm=arm, version=version, code=error.code, error=error.message
@@ -317,7 +317,7 @@ class ArmsFollower(Follower[AdapterServer]):
         if isinstance(error, InvalidSettings):
             self._tell("failed", None)
             self._driver = None  # it is asked again how it was started
-        failed = self._failed[""] = self._failed.get("", Attempts()).failed(None, now)
+        failed = self._failed[""] = self._failed.get("", LoadAttempts()).failed(None, now)
         named = {
             arm: each.version for arm, each in assigned.items() if arm in self.row.slots and each.version is not None
         }

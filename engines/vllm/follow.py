@@ -29,7 +29,7 @@ import structlog
 from contracts.assignments import LIVE, SLOTS
 from contracts.errors import InvalidSettings
 from engines.following.driver import ServerFacts
-from engines.following.follower import Follower, GivenServer, SlotFollower
+from engines.following.follower import GivenServer, ServerFollower, SlotFollower
 from engines.following.process import Host, follow
 from engines.vllm.adapters import (
     AdapterServer,
@@ -57,7 +57,7 @@ def main(home: Path, stop: threading.Event) -> None:
     if own.python is not None and not os.access(own.python, os.X_OK):
         raise InvalidSettings(f"[vllm] python: {own.python} is no interpreter; `make vllm` makes .vllm/bin/python")
     rank, host = adapter_rank(home), Host.of(settings, "vllm", own.weights)
-    followers: list[Follower[Any]]
+    followers: list[ServerFollower[Any]]
     if rank is None:
         followers = [_slot_follower(host, own, number) for number in range(len(own.slots))]
     else:
