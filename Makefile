@@ -5,6 +5,8 @@ CASES ?= 5000
 PROFILE ?= embedded
 # millrace; or vllm: two vLLM servers for CPUs, in .vllm (`make vllm`) or in the environment of MILLRACE_VLLM_PYTHON.
 ENGINE ?= millrace
+# Empty: the demo trains all weights; else the rank of the LoRA adapter that it trains beside them.
+ADAPTER ?=
 # Workers of pytest. Some tests wait, so three workers keep two cores busy; most of what needs servers waits, so four do.
 WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
@@ -37,11 +39,11 @@ $(BIN)/.demo: pyproject.toml constraints.txt
 vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once
 	deploy/vllm
 
-demo: $(NEEDED)  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm)
-	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
+demo: $(NEEDED)  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm, ADAPTER=8: LoRA)
+	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)$(if $(ADAPTER), --adapter $(ADAPTER))
 
-smoke: $(NEEDED)  ## Run the demo for half a minute: every process, nothing lost (PROFILE and ENGINE as above)
-	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
+smoke: $(NEEDED)  ## Run the demo for half a minute: every process, nothing lost (PROFILE, ENGINE, ADAPTER as above)
+	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)$(if $(ADAPTER), --adapter $(ADAPTER))
 
 demo-agent: $(NEEDED)  ## Show an agent with tools learning from how its sessions end (SEED=1, PROFILE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo-agent --seed $(SEED) --profile $(PROFILE)

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "log": Entry("commands.log:app", "Print records of the log; go on after a lost log.", _LOOK),
     "dead-letters": Entry("commands.dead_letters:app", "List, retry or skip records that no worker could process.", _LOOK),
     "policy": Entry("commands.policy:app", "List versions, promote one, roll back; freeze or pin the arms.", _CHANGE),
+    "export": Entry("commands.export:export", "Write a version as a checkpoint or an adapter, with a README.", _LOOK),
     "keys": Entry("commands.keys:app", "Make API keys; manage the keys that sign versions.", _CHANGE),
     "backup": Entry("commands.backup:backup", "Write one file with everything of a home, while it runs.", _CHANGE),
     "restore": Entry("commands.restore:restore", "Make a home from a backup.", _CHANGE),

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from sqlalchemy import Connection
 
 from commands.keys import make_first_keys
@@ -23,7 +22,7 @@ from commands.sections import check_sections
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.checkpoints import CheckpointReport
-from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
+from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized
 from contracts.keys import check_key, create_key, register_key
 from rewards.preflight import check_tasks, propose_expected
 from runtime.database import Database
@@ -42,7 +41,7 @@ from weights.files import write_durably
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.stores.store import WeightStore
-from weights.tensors import Tensor, Tensors, read_safetensors, root_of
+from weights.tensors import Tensors, read_safetensors, root_of, to_bf16
 from weights.versions.keys import signer_of
 
 
@@ -285,22 +284,3 @@ _KEPT = (
     *("partitions", "requests_per_minute", "signals_per_minute", "weights_unsigned"),
 )
 """What an operator may have written into the file stays, unless an option says otherwise."""
-
-
-def to_bf16(tensors: Tensors) -> Tensors:
-    """The published form of a policy: every tensor as bf16, rounded to nearest even. It is served and trained from these bits.
-
-    Raises WeightsRefused: `wrong_dtype`: a tensor is not of BF16, F16 or F32.
-    """
-    return {name: _bf16(name, tensor) for name, tensor in tensors.items()}
-
-
-def _bf16(name: str, tensor: Tensor) -> Tensor:
-    if tensor.dtype == "BF16":
-        return tensor
-    if tensor.dtype not in {"F32", "F16"}:
-        raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only BF16, F16 and F32 can be published")
-    source = np.float32 if tensor.dtype == "F32" else np.float16
-    bits = tensor.data.view(source).astype(np.float32).view(np.uint32)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-    return Tensor("BF16", tensor.shape, rounded.view(np.uint8))

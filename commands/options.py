@@ -40,6 +40,15 @@ SetOption = Annotated[
     ),
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]
+AdapterOption = Annotated[
+    int | None,
+    typer.Option(
+        "--adapter",
+        metavar="RANK",
+        min=1,
+        help="Train a LoRA adapter of this rank beside the policy, not all of its weights.",
+    ),
+]
 EngineOption = Annotated[str, typer.Option("--engine", help="millrace; vllm: servers in vLLM's own environment.")]
 EnginePythonOption = Annotated[
     Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")

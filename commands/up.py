@@ -53,6 +53,7 @@ def up(
     port: Annotated[int, typer.Option(help="Port of the HTTP endpoint.")] = 8400,
     device: options.DeviceOption = "cpu",
     learning_rate: options.LearningRateOption = None,
+    adapter: options.AdapterOption = None,
     sentinels: options.SentinelsOption = None,
     kafka: options.KafkaOption = None,
     database: options.DatabaseOption = None,
@@ -83,7 +84,8 @@ def up(
             **options.chosen_settings(chosen),
         )
         rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-        training = make_section("[training]", TrainingSettings, **rate)
+        beside = {} if adapter is None else {"adapter": {"rank": adapter}}
+        training = make_section("[training]", TrainingSettings, **rate, **beside)
         release = check_gate(tasks, home, sentinels)
         sections = {"training": training, "release": release, **engines_chosen.sections}
         console.print(f"[dim]preparing {home.resolve()} with {folder}")

@@ -18,38 +18,55 @@ from typing import Any
 
 import torch
 
-from contracts.errors import InvalidSettings, WeightsRefused
+from contracts.errors import InvalidSettings
 from policy.weights import Changes, ModelBits
-from weights.adapters import CONFIG, PREFIX, AdapterConfig
+from weights.adapters import CONFIG, PREFIX, A, AdapterConfig, B
 from weights.tensors import Tensor
 
-A, B = "lora_A.weight", "lora_B.weight"
 _HEADS = ("lm_head", "embed_out", "score")
 
 
 class Adapter(torch.nn.Module):
     """The adapter of one module tree. `policy.weights` reads and writes it as it does a model, but for the tensor `CONFIG`."""
 
-    def __init__(self, model: Any, config: AdapterConfig, *, dtype: torch.dtype, seed: int = 0) -> None:
+    def __init__(
+        self, model: Any, config: AdapterConfig, *, dtype: torch.dtype, seed: int = 0, is_attached: bool = True
+    ) -> None:
         """Add an untrained adapter to `model`. `dtype`: of its weights; they are made on the layers' devices.
+
+        Unless `is_attached`, the model computes without it until `attach`.
 
         Raises InvalidSettings: a target that no linear layer of the model has.
         """
         super().__init__()
         self.config_of_version, self.is_on = config, True
-        self._weights: dict[str, torch.nn.Parameter] = {}
-        self._hooks = []
-        generator = torch.Generator().manual_seed(seed)
-        for name, layer in linear_layers(model, config.targets).items():
-            drawn_RI = torch.empty(config.rank, layer.in_features).uniform_(-1, 1, generator=generator)
-            made = {
-                A: drawn_RI / math.sqrt(layer.in_features),
-                B: torch.zeros(layer.out_features, config.rank),
-            }
-            names = [f"{PREFIX}{name}.{part}" for part in made]
-            for each, values in zip(names, made.values(), strict=True):
-                self._weights[each] = torch.nn.Parameter(values.to(layer.weight.device, dtype), requires_grad=False)
-            self._hooks.append(layer.register_forward_hook(partial(self._add, *names)))
+        layers, self._seed = linear_layers(model, config.targets), seed
+        self._shapes = {f"{PREFIX}{name}": (layer.in_features, layer.out_features) for name, layer in layers.items()}
+        devices = {f"{PREFIX}{name}.{part}": layer.weight.device for name, layer in layers.items() for part in (A, B)}
+        self._weights: dict[str, torch.nn.Parameter] = {
+            name: torch.nn.Parameter(values.to(devices[name], dtype), requires_grad=False)
+            for name, values in self.untrained().items()
+        }
+        self._layers = layers
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        if is_attached:
+            self.attach()
+
+    def attach(self) -> None:
+        """Put the hooks on; nothing happens if they are there."""
+        self._hooks = self._hooks or [
+            layer.register_forward_hook(partial(self._add, f"{PREFIX}{name}.{A}", f"{PREFIX}{name}.{B}"))
+            for name, layer in self._layers.items()
+        ]
+
+    def untrained(self) -> dict[str, torch.Tensor]:
+        """The weights before the first step, float32: the same for the same seed and layers."""
+        generator = torch.Generator().manual_seed(self._seed)
+        rank, found = self.config_of_version.rank, {}
+        for name, (num_in, num_out) in self._shapes.items():
+            drawn_RI = torch.empty(rank, num_in).uniform_(-1, 1, generator=generator)
+            found[f"{name}.{A}"], found[f"{name}.{B}"] = drawn_RI / math.sqrt(num_in), torch.zeros(num_out, rank)
+        return found
 
     def _add(self, a: str, b: str, _layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         if not self.is_on:
@@ -62,7 +79,7 @@ class Adapter(torch.nn.Module):
         """The weights under peft's names."""
         yield from self._weights.items()
 
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
+    def state_dict(self, *_: Any, **__: Any) -> Any:
         """As `named_parameters`: the tensors themselves."""
         return dict(self._weights)
 
@@ -76,9 +93,12 @@ class Adapter(torch.nn.Module):
             self.is_on = was_on
 
     @contextmanager
-    def holding(self, weights: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
-        """A block in which the model computes with other weights of this adapter; as `off`."""
-        own, self._weights = self._weights, {name: weights[name] for name in self._weights}
+    def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """A block in which the model computes with other weights of this adapter; as `off`. `weights`: of any device and dtype."""
+        own = self._weights
+        self._weights = {
+            name: torch.nn.Parameter(weights[name].to(weight), requires_grad=False) for name, weight in own.items()
+        }
         try:
             yield
         finally:
@@ -149,16 +169,3 @@ def another_tree(model: Any) -> Any:
             if isinstance(getattr(getattr(hook, "func", None), "__self__", None), Adapter):
                 del module._forward_hooks[key]  # noqa: SLF001 as above
     return found
-
-
-def without_config(adapter: Adapter, changes: Changes) -> Changes:
-    """The changes of the adapter's weights. Raises WeightsRefused: `other_adapter`: they describe an adapter of another shape or base."""
-    change = changes.get(CONFIG)
-    own = adapter.config_of_version.tensor()
-    if change is not None and change.words.tobytes() != own.data.tobytes():
-        raise WeightsRefused(
-            "other_adapter",
-            f"the version's adapter is {change.words.tobytes()[:200]!r}, and this one is {own.data.tobytes()[:200]!r}: rank, targets and "
-            "base stay the same within a run",
-        )
-    return {name: each for name, each in changes.items() if name != CONFIG}

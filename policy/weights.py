@@ -219,6 +219,13 @@ def copy_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
     apply_patches(stage_copy(model, tensors))
 
 
+@torch.no_grad()
+def to_published_values(model: Any) -> None:
+    """Make a model in float32 compute with exactly its published bits: each weight becomes its bfloat16 rounding, in place."""
+    for tensor in state_of(model).values():
+        tensor.copy_(tensor.to(torch.bfloat16))
+
+
 def _then(earlier: TensorChange, later: TensorChange) -> TensorChange:
     """Two changes of one tensor as one; the later, which has places, wins where both write."""
     if earlier.places is None:

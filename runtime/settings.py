@@ -259,4 +259,8 @@ def _toml_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)  # JSON and TOML escape alike
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return (
+            "{ " + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None) + " }"
+        )
     return str(value)

@@ -14,13 +14,16 @@ import msgspec
 import numpy as np
 
 from contracts.errors import WeightsRefused
+from weights.codec.delta import Staged, TensorChange, apply_staged
 from weights.files import write_durably
-from weights.tensors import Tensor, Tensors, write_safetensors
+from weights.tensors import Tensor, Tensors, floats, root_of, rounded, write_safetensors
 
 CONFIG = "millrace.adapter"
 """The name of the tensor of bytes."""
 PREFIX = "base_model.model."
 """Of every tensor in peft's files, before the name of its module."""
+A, B = "lora_A.weight", "lora_B.weight"
+"""Ends of their names. Shapes: R rank, I inputs and O outputs of a layer; A [R, I], B [O, R]."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _MOST_BYTES = 2**20
 
@@ -55,14 +58,58 @@ def config_of(tensors: Mapping[str, Tensor]) -> AdapterConfig | None:
         raise WeightsRefused("corrupt_adapter", f"the tensor {CONFIG} does not describe an adapter: {error}") from error
 
 
+def config_after(source: Mapping[str, Tensor], changes: Mapping[str, TensorChange]) -> AdapterConfig | None:
+    """As `config_of`, of `source` with `changes` made."""
+    found = {CONFIG: source[CONFIG]._replace(data=source[CONFIG].data.copy())} if CONFIG in source else {}
+    if CONFIG in changes:
+        apply_staged(found, Staged({CONFIG: changes[CONFIG]}, (), {}, ""))
+    return config_of(found)
+
+
+def weights_in(tensors: Mapping[str, Tensor], wanted: AdapterConfig) -> Tensors:
+    """The weights of a version, without the tensor `CONFIG`.
+
+    Raises WeightsRefused: `other_adapter`: it is an adapter of another shape or for another base, or a whole policy; `corrupt_adapter`.
+    """
+    if (found := config_of(tensors)) != wanted:
+        raise WeightsRefused(
+            "other_adapter",
+            f"the version is {found or 'a whole policy'}, and here is {wanted}: rank, alpha, targets and base stay the same within a run",
+        )
+    return {name: tensor for name, tensor in tensors.items() if name != CONFIG}
+
+
+def merged(base: Tensors, adapter: Tensors) -> Tensors:
+    """The whole policy that an adapter makes of its base, in bfloat16: W + alpha / rank * B A, summed in float32 and rounded once.
+
+    Rounding takes a part of a small update, so log-probs differ from those of base and adapter: neither is measured by the other.
+
+    Raises WeightsRefused: `not_an_adapter`, `corrupt_adapter`; `wrong_base`: it is for another base.
+    """
+    config = _described(adapter)
+    if (root := root_of(base)) != config.base_root:
+        raise WeightsRefused(
+            "wrong_base", f"the adapter is for the base {config.base_root}, and these weights are {root}"
+        )
+    found = dict(base)
+    for name, above in adapter.items():
+        if not name.endswith(A):
+            continue
+        layer = name.removeprefix(PREFIX).removesuffix(A)
+        whole, below = found.get(f"{layer}weight"), adapter.get(f"{name.removesuffix(A)}{B}")
+        if whole is None or below is None:
+            raise WeightsRefused("corrupt_adapter", f"{name} has no tensor {layer}weight in the base, or no B")
+        change = (config.alpha / config.rank) * (floats(below) @ floats(above))
+        found[f"{layer}weight"] = rounded(floats(whole) + change, whole.shape)
+    return found
+
+
 def write_adapter(folder: Path, tensors: Tensors, base: str) -> AdapterConfig:
     """Write a version in peft's layout, durably, the weights last. `base`: a folder or hub id, for whoever loads it.
 
     Raises WeightsRefused: `not_an_adapter`: the version is a whole policy; `corrupt_adapter`. Unavailable: the disk is full.
     """
-    config = config_of(tensors)
-    if config is None:
-        raise WeightsRefused("not_an_adapter", "this version is a whole policy: it has no adapter to write")
+    config = _described(tensors)
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -79,5 +126,11 @@ def write_adapter(folder: Path, tensors: Tensors, base: str) -> AdapterConfig:
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / CONFIG_FILE, [msgspec.json.format(msgspec.json.encode(described), indent=2)])
-    write_safetensors(folder / WEIGHTS_FILE, {name: each for name, each in tensors.items() if name != CONFIG})
+    write_safetensors(folder / WEIGHTS_FILE, weights_in(tensors, config))
+    return config
+
+
+def _described(tensors: Tensors) -> AdapterConfig:
+    if (config := config_of(tensors)) is None:
+        raise WeightsRefused("not_an_adapter", "this version is a whole policy, without an adapter")
     return config

@@ -44,7 +44,8 @@ def publish_version(
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
 
     The chunks are stored under `epoch`, that of the trainer; 0: without an epoch. The version is also published in full if it has no
-    parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions back. Without `base` the parent is loaded from the store.
+    parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions back. Without `base` the parent is loaded from the store. An
+    empty `base`: the version has nothing in common with its parent, as the first adapter on a base; it is published in full too.
 
     `history` is the history after the parent. It is advanced past this version, in place, once the version is durable. It is
     reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history and could
@@ -135,9 +136,12 @@ def _publish_step(
     parent_root: str | None,
 ) -> Manifest:
     base = store.load(about.policy, parent) if base is None else base
-    base_root = _checked_root(store, about.policy, parent, base, known=parent_root)
+    if base:
+        base_root = _checked_root(store, about.policy, parent, base, known=parent_root)
+    else:
+        base_root = store.manifest(about.policy, parent).target_root
     past = _usable(store, about.policy, parent, history)
-    is_anchor = _versions_since_full(store, about.policy, parent) + 1 >= ANCHOR_EVERY
+    is_anchor = not base or _versions_since_full(store, about.policy, parent) + 1 >= ANCHOR_EVERY
     encoded = encode(base, target, past)
     after = None if past is None else past.next_digest(encoded.target_root)
     step = msgspec.structs.replace(

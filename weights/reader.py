@@ -300,13 +300,16 @@ class _Traveller:
 
     def move(self, hop: Hop, *, is_kept: bool = False) -> None:
         """Apply a staged edge; if the hop is kept, its memory is not shared."""
-        whole = {name for name, change in hop.staged.changes.items() if change.places is None}
+        staged = hop.staged
+        whole = {name for name, change in staged.changes.items() if change.places is None}
         if hop.manifest.base_version is None:
             self._own = {}
         elif self._own is None:
-            self._own = _copied({name: tensor for name, tensor in self._base.items() if name not in whole})
+            dropped = whole.union(staged.removed)  # under a first adapter, the whole base: it is not even looked at
+            self._own = _copied({name: self._base[name] for name in self._base if name not in dropped})
+            staged = staged._replace(removed=())
         own = self.own()
-        apply_staged(own, hop.staged)
+        apply_staged(own, staged)
         if is_kept:
             own.update(_copied({name: own[name] for name in whole}))
         self._root = hop.staged.target_root

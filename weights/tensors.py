@@ -141,3 +141,30 @@ def _read_file(path: Path) -> Tensors:
         name: Tensor(view["dtype"], tuple(view["shape"]), np.frombuffer(view["data"], dtype=np.uint8))
         for name, view in items
     }
+
+
+def to_bf16(tensors: Tensors) -> Tensors:
+    """The published form of a policy: every tensor as bf16, rounded to nearest even. It is served and trained from these bits.
+
+    Raises WeightsRefused: `wrong_dtype`: a tensor is not of BF16, F16 or F32.
+    """
+    return {name: _bf16(name, tensor) for name, tensor in tensors.items()}
+
+
+def _bf16(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype == "BF16":
+        return tensor
+    if tensor.dtype not in {"F32", "F16"}:
+        raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only BF16, F16 and F32 can be published")
+    return rounded(tensor.data.view(np.float32 if tensor.dtype == "F32" else np.float16), tensor.shape)
+
+
+def rounded(values: npt.NDArray[Any], shape: tuple[int, ...]) -> Tensor:
+    """Finite values as bf16, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
+    return Tensor("BF16", shape, ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").view(np.uint8))
+
+
+def floats(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """The values of a BF16 tensor in float32, of its shape."""
+    return (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)

@@ -21,7 +21,7 @@ from commands.audit import Audit
 from commands.engines import EngineChoice, choose_engine
 from commands.home import claimed, prepare_home
 from commands.link import dashboard_link
-from commands.options import DeviceOption, EngineOption, EnginePythonOption, LearningRateOption
+from commands.options import AdapterOption, DeviceOption, EngineOption, EnginePythonOption, LearningRateOption
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
@@ -54,6 +54,8 @@ PRODUCT = Path(__file__).parent.parent / "reservations"
 
 DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 64, "publish_seconds": 30.0}
 """Small steps and frequent versions: sixteen users give nine signals a second, and they leave after three minutes."""
+DEMO_ADAPTER = {"learning_rate": 3e-3}
+"""Ten times the rate of the whole model, as is usual for an adapter."""
 DEMO_SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY)
 DEMO_TRAIN = {
     "learning_share": 0.3,
@@ -109,6 +111,7 @@ def demo(
     keep: KeepOption = False,
     device: DeviceOption = "cpu",
     learning_rate: LearningRateOption = None,
+    adapter: AdapterOption = None,
     smoke: SmokeOption = False,
     strict: StrictOption = False,
     profile: ProfileOption = "embedded",
@@ -120,6 +123,8 @@ def demo(
     Exit status 0 if every promise was kept: no failed request, a balanced ledger, no version served ungated, a better model.
     """
     product = RESERVATIONS._replace(seconds=seconds)
+    if adapter is not None:
+        product = product._replace(training={**product.training, **DEMO_ADAPTER, "adapter": {"rank": adapter}})
     if learning_rate is not None:
         product = product._replace(training={**product.training, "learning_rate": learning_rate})
     chosen = choose_engine(engine, engine_python, 2)
@@ -165,6 +170,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             loop = DemoLoop(lasting, ready, supervisor, console, seed=options.seed, started=started)
             run = loop.run(training.learning_rate, machine)
             facts = {"seed": options.seed, "engine": chosen.kind, **summarise(ready.settings, run)}
+            facts["adapter"] = training.adapter.model_dump() if training.adapter else None
             facts |= compare_engines(ready.settings)
             database = ready.settings.database()
             with database.snapshot() as connection:

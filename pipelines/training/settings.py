@@ -33,11 +33,25 @@ REMOVED = {
 """Settings of earlier versions: the default that `millrace init` wrote into every home, and what replaces them."""
 
 
+class AdapterSettings(Section):
+    """A LoRA adapter instead of the whole model: see docs/training.md."""
+
+    rank: int = Field(default=8, ge=1, le=512)
+    """Columns of A and B. 8 suits rewards, which say about a bit per answer; 32 suits many edits."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's product is scaled by alpha / rank, so that the best learning rate hardly depends on the rank."""
+    targets: tuple[str, ...] = ()
+    """The last names of the linear layers that have it, such as `q_proj`. Empty: all but the head."""
+
+
 class TrainingSettings(Section):
     """Defaults suit the demo: a policy under a million parameters on two shared cores."""
 
     learning_rate: float = Field(default=1e-4, ge=0)
     """Learning rate of AdamW, constant. The smaller it is, the fewer bits of the published weights change."""
+    adapter: AdapterSettings | None = None
+    """Train a LoRA adapter, such as `{ rank = 8, alpha = 32 }`, beside weights that stay as they are. Its learning rate is about ten
+    times that of the whole model. It stays the same within a run."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of AdamW. The KL to the anchor is the regulariser here."""
     max_gradient_norm: float = Field(default=1.0, gt=0)

@@ -22,7 +22,6 @@ from llguidance import LLMatcher
 
 from contracts.cache_salts import scope_of
 from contracts.errors import GrammarStuck, Unavailable
-from policy.weights import Patches, apply_patches
 from services.engine.active_requests import ActiveRequest, Bounds, TokenChunk, admit, hand_over
 from services.engine.grammars import Grammars
 from services.engine.manager import PagedRunner, end_ids, limits_of
@@ -163,8 +162,8 @@ class EngineArm:
                 raise Unavailable("the engine is restarting; pause it again") from error
             yield
 
-    def swap(self, patches: Patches, version: int, *, held: bool) -> tuple[float, float, list[list[float]]]:
-        """Change the weights between two steps. `held`: an outer pause continues, so no token can follow.
+    def swap(self, change: Callable[[], object], version: int, *, held: bool) -> tuple[float, float, list[list[float]]]:
+        """Change the weights between two steps, by `change`. `held`: an outer pause continues, so no token can follow.
 
         Returns:
             The time of the swap (perf_counter), the length of the pause in seconds, and for each request in flight the times
@@ -173,7 +172,7 @@ class EngineArm:
         with self.pause():
             parked_at = perf_counter()
             self._drop_prefixes()
-            apply_patches(patches)
+            change()
             self.version = version
             answering = [active for active in list(self._active.values()) if active.token_times]
             in_flight = [(active, len(active.token_times)) for active in answering]
@@ -182,9 +181,9 @@ class EngineArm:
             self._wait_for_tokens(in_flight)
         return swapped_at, swapped_at - parked_at, [active.token_times[:] for active, _ in in_flight]
 
-    def replace(self, patches: Patches, version: int) -> None:
+    def replace(self, change: Callable[[], object], version: int) -> None:
         """Change the weights of an arm that gave up, and start it again."""
-        apply_patches(patches)
+        change()
         self.version = version
         self.start()
 

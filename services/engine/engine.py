@@ -33,7 +33,6 @@ import transformers
 from contracts.assignments import LIVE
 from contracts.engines import Ability
 from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
-from policy.weights import apply_patches
 from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from services.engine.arm import EngineArm
 from services.engine.experts import observer_of
@@ -57,7 +56,7 @@ class Engine:
     Args:
         policy: the `model` of requests.
         run: the training run whose versions this engine serves; None: any run.
-        make_model: makes a model of the policy's architecture on its device; its weights are replaced.
+        make_model: makes a model of the policy's architecture on its device; its weights are replaced, unless they are an adapter's base.
         on_swap: called on the control thread after every change of weights under traffic.
         on_gave_up: called when the live arm dies again and again; a new process is the last resort.
         tokenizer: the policy's tokenizer.json; None: requests with grammars are refused.
@@ -84,8 +83,7 @@ class Engine:
         self.arms: dict[str, EngineArm] = {}
         self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
         self._settings = settings
-        self._stager = Stager(policy, store, run)
-        self._make_model = make_model
+        self._stager = Stager(policy, store, make_model, run)
         self._on_swap = on_swap
         self._on_gave_up = on_gave_up
         self._tokenizer = tokenizer
@@ -197,14 +195,12 @@ class Engine:
         if arm.version == version and not arm.gave_up:
             return None
         started = perf_counter()
-        step = self._stager.stage(name, arm.model, version, root, run)
+        step = self._stager.stage(name, version, root, run)
         stage_seconds = perf_counter() - started
         if arm.gave_up:
-            arm.replace(step.patches, version)
-            self._stager.applied(name, arm.model, step)
+            arm.replace(step.apply, version)
             return None
-        swapped_at, pause_seconds, token_times = arm.swap(step.patches, version, held=self.is_paused)
-        self._stager.applied(name, arm.model, step)
+        swapped_at, pause_seconds, token_times = arm.swap(step.apply, version, held=self.is_paused)
         record = SwapRecord(
             policy=self.policy,
             arm=name,
@@ -225,9 +221,9 @@ class Engine:
 
     def _load(self, name: str, version: int, root: str | None, run: str | None) -> None:
         started = perf_counter()
-        model = self._make_model()
-        step = self._stager.stage(name, model, version, root, run)
-        apply_patches(step.patches)
+        step = self._stager.stage(name, version, root, run)
+        step.apply()
+        model = step.arm.model
         if self._grammars is None:
             self._grammars = self._make_grammars(model)
         arm = EngineArm(
@@ -240,7 +236,7 @@ class Engine:
             on_gave_up=self._on_gave_up if name == self._first else lambda: None,
             observer=self._make_observer(model),
         )
-        self._stager.applied(name, model, step)
+        self._stager.loaded(name, step.arm)
         if self.is_paused:
             self._held.enter_context(arm.pause())
         self.arms[name] = arm

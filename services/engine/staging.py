@@ -1,20 +1,35 @@
-"""Prepares a new version for a model, from the nearest weights in memory, while the old version serves.
+"""Prepares a new version for an arm, from the nearest weights in memory, while the old version serves.
 
 In: edges from the weight store. Out: staged updates, decoded and verified, so that only the weights must be written. Waits for:
-the store. In memory are the version that each arm holds, and the one it held before. A full copy is fetched only if none of them
+the store. In memory are the versions that each arm holds, and those it held before. A full copy is fetched only if none of them
 is an ancestor, or if they no longer match their checksum. Used on the engine's control thread only.
+
+A version is a whole policy, or an adapter of version 0. Arms with adapters have a module tree each over one base, which is then never
+written again: version 0 on such an arm is its adapter switched off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import structlog
 
-from contracts.errors import WeightsRefused
-from policy.weights import Changes, ModelBits, Patches, changes_from, merge_changes, stage_changes
+from contracts.errors import InvalidSettings, WeightsRefused
+from policy.adapter import Adapter, AdapterBits, another_tree
+from policy.weights import (
+    Changes,
+    ModelBits,
+    Patches,
+    apply_patches,
+    changes_from,
+    copy_tensors,
+    merge_changes,
+    stage_changes,
+    to_published_values,
+)
 from services.engine.local_copy import LocalCopy
+from weights.adapters import CONFIG, AdapterConfig, config_after
 from weights.codec.delta import TensorChange
 from weights.codec.history import History
 from weights.reader import Hop, WeightReader, advance_history
@@ -23,12 +38,16 @@ from weights.versions.route import route
 
 _log = structlog.get_logger(__name__)
 _WHO_ELSE = "see who else writes to this store"
+_BASE_VERSION = 0
+"""The version that adapters are for."""
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""In the messages of torch's errors, which have no type of their own on CPU."""
 VersionSource = WeightReader | LocalCopy
 """Where versions come from: the weight store, or a copy of it."""
 
 
 class HeldVersion(NamedTuple):
-    """The version of a model's parameters. Arms share `history`, so it is never changed."""
+    """The version of some parameters. Arms share `history`, so it is never changed."""
 
     version: int
     root: str
@@ -36,90 +55,158 @@ class HeldVersion(NamedTuple):
     run: str
 
 
+class HeldWeights:
+    """Parameters in memory and their version: those of a model, or of an adapter beside one. Module trees may share a model's."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        """A module tree over them that never serves, or the adapter."""
+        self.held: HeldVersion | None = None
+        self.before: tuple[HeldVersion, Changes] | None = None
+        """The version before, and what leads back to it."""
+        self.is_base = False
+        """True under adapters: it is not written any more."""
+
+    def bits(self, undo: Changes | None = None) -> ModelBits:
+        """The version, or the one before."""
+        return AdapterBits(self.of, undo) if isinstance(self.of, Adapter) else ModelBits(self.of, undo)
+
+
+class ArmWeights:
+    """What an arm computes with: a module tree over a model's parameters, and the adapter beside it once there was one."""
+
+    def __init__(self, model: Any, whole: HeldWeights) -> None:
+        self.model, self.whole = model, whole
+        self.adapter: HeldWeights | None = None
+        self.serving = whole
+
+    @property
+    def parts(self) -> list[HeldWeights]:
+        """What is served first."""
+        return sorted(filter(None, (self.whole, self.adapter)), key=lambda each: each is not self.serving)
+
+    def at_hand(self, version: int) -> tuple[HeldWeights, HeldVersion, Changes | None] | None:
+        """What leads from here to a version without the store: weights, and their change, if they change."""
+        for each in self.parts:
+            if each.before is not None and each.before[0].version == version:
+                return each, *each.before
+            if each is not self.serving and each.held is not None and each.held.version == version:
+                return each, each.held, None
+        return None
+
+
 class BaseWeights(NamedTuple):
     """Weights in memory: those of an arm, or what `undo` leads to from there."""
 
     arm: str
+    weights: HeldWeights
     held: HeldVersion
     undo: Changes | None
 
 
 class StagedUpdate(NamedTuple):
-    """A prepared change of a model. `before` None: it was not verified. `payload_bytes` None: a full copy was fetched."""
+    """A prepared change of an arm. `before` None: there is no way back. `payload_bytes` None: a full copy was fetched."""
 
+    arm: ArmWeights
+    weights: HeldWeights
+    """What is written, and computes from then on."""
     patches: Patches
     after: HeldVersion
-    before: HeldVersion | None
+    before: tuple[HeldVersion, Changes] | None
     payload_bytes: int | None
+    whole: HeldWeights
+    """Under the arm's tree from then on: its own, or the same base in another arm's memory."""
+
+    def apply(self) -> None:
+        """Make the arm compute with the version, while it waits. Nothing is left to fail."""
+        arm, weights = self.arm, self.weights
+        apply_patches(self.patches)
+        if self.whole is not arm.whole:
+            for own, other in zip(arm.model.parameters(), self.whole.of.parameters(), strict=True):
+                own.data = other.data
+            arm.whole = self.whole
+        if isinstance(weights.of, Adapter):
+            arm.adapter, arm.whole.is_base, arm.whole.before = weights, True, None
+            weights.of.attach()
+        if arm.adapter is not None:
+            arm.adapter.of.is_on = weights is arm.adapter
+        arm.serving, weights.held, weights.before = weights, self.after, self.before
 
 
 class Stager:
     """Prepares updates, and remembers what each arm holds; see the module."""
 
-    def __init__(self, policy: str, store: VersionSource, run: str | None = None) -> None:
+    def __init__(
+        self, policy: str, store: VersionSource, make_model: Callable[[], Any], run: str | None = None
+    ) -> None:
         self._policy = policy
         self._run = run
         self._store = store
-        self._models: dict[str, Any] = {}
-        self._held: dict[str, HeldVersion] = {}
-        self._before: dict[str, tuple[HeldVersion, Changes]] = {}
+        self._make_model = make_model
+        self._arms: dict[str, ArmWeights] = {}
 
-    def stage(
-        self, arm: str, model: Any, version: int, root: str | None = None, run: str | None = None
-    ) -> StagedUpdate:
-        """Prepare the change of an arm's model to a version. The model is not changed.
+    def stage(self, arm: str, version: int, root: str | None = None, run: str | None = None) -> StagedUpdate:
+        """Prepare the change of an arm to a version. One that is not `loaded` gets a model, or a module tree over a base in memory.
 
         Raises WeightsRefused: `wrong_run`, it is not of `run`, or of the engine's own run; `wrong_root`, its checksum is not the assigned
-        `root`; NotFound, WeightsRefused, Unavailable: the version cannot be loaded, or has another architecture.
+        `root`; `wrong_base`, `other_adapter`, `shared_base`: the arm cannot have it; `out_of_memory`. NotFound, WeightsRefused,
+        Unavailable: the version cannot be loaded, or has another architecture. InvalidSettings: as `make_model`.
         """
         for wanted in {run, self._run} - {None}:
             self._check_run(arm, version, str(wanted))
-        step = self._stage(arm, model, version)
+        try:
+            step = self._stage(arm, version)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OUT_OF_MEMORY):
+                raise
+            raise WeightsRefused("out_of_memory", f"version {version} does not fit into memory: {error}") from error
         if root is not None and step.after.root != root:
             said = f"version {version} in the store has the root {step.after.root}, but {root} was assigned"
             raise WeightsRefused("wrong_root", f"{said}: {_WHO_ELSE}", version=version)
         return step
 
+    def loaded(self, name: str, arm: ArmWeights) -> None:
+        """Remember the weights of a new arm, to which a staged update was applied."""
+        self._arms[name] = arm
+
     def _check_run(self, arm: str, version: int, run: str) -> None:
-        before = self._before.get(arm)
-        is_at_hand = before and before[0].version == version
-        found = before[0].run if before and is_at_hand else self._store.run_of(self._policy, version)
+        at_hand = self._arms[arm].at_hand(version) if arm in self._arms else None
+        found = self._store.run_of(self._policy, version) if at_hand is None else at_hand[1].run
         if found != run:
             said = f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own"
             raise WeightsRefused("wrong_run", f"{said}: {_WHO_ELSE}", version=version)
 
-    def _stage(self, arm: str, model: Any, version: int) -> StagedUpdate:
-        before = self._before.get(arm)
-        if before is not None and before[0].version == version:
-            held, undo = before
-            return StagedUpdate(stage_changes(model, undo), held, self._held[arm], 0)
-        own, bases = self._held.get(arm), self._bases(arm)
+    def _stage(self, arm: str, version: int) -> StagedUpdate:
+        own = self._arms.get(arm)
+        if own is not None and (found := own.at_hand(version)) is not None:
+            weights, held, undo = found
+            patches = stage_changes(weights.of, undo or {})
+            before = weights.before if undo is None or weights.held is None else (weights.held, patches.undo)
+            return StagedUpdate(own, weights, patches, held, before, 0, own.whole)
+        bases, decayed = self._bases(arm), list[HeldWeights]()
         while bases:
             base = self._nearest(version, bases)
             try:
-                return self._from(base, arm, model, version, own)
+                hops = self._hops(base, version)
             except WeightsRefused as error:
                 if error.code != "wrong_base":
                     raise
                 _log.warning("engine_weights_decayed", arm=base.arm, version=base.held.version, error=error.message)
-                bases = [other for other in bases if other is not base]
-                own = None if base.arm == arm else own
-        return self._from_nothing(model, version)
-
-    def applied(self, arm: str, model: Any, step: StagedUpdate) -> None:
-        """Remember that a staged update was applied."""
-        self._models[arm], self._held[arm] = model, step.after
-        self._before.pop(arm, None)
-        if step.before is not None:
-            self._before[arm] = (step.before, step.patches.undo)
+                bases = [other for other in bases if other[1:] != base[1:]]
+                decayed.append(base.weights)
+            else:
+                return self._from(base, hops, arm, decayed)
+        return self._from_nothing(arm, version)
 
     def _bases(self, arm: str) -> list[BaseWeights]:
-        """The weights in memory: the arm's own first; of each arm, its current version before its previous one."""
+        """The weights in memory: the arm's own first; of each, its current version before its previous one."""
         bases = []
-        for name in sorted(self._held, key=lambda name: name != arm):
-            bases.append(BaseWeights(name, self._held[name], None))
-            if name in self._before:
-                bases.append(BaseWeights(name, *self._before[name]))
+        for name in sorted(self._arms, key=lambda name: name != arm):
+            for each in self._arms[name].parts:
+                if each.held is not None:
+                    bases.append(BaseWeights(name, each, each.held, None))
+                if each.before is not None:
+                    bases.append(BaseWeights(name, each, *each.before))
         return bases
 
     def _nearest(self, version: int, bases: list[BaseWeights]) -> BaseWeights:
@@ -132,23 +219,8 @@ class Stager:
         start = way[0].base_version
         return bases[0] if start is None else by_version[start]
 
-    def _from(self, base: BaseWeights, arm: str, model: Any, version: int, own: HeldVersion | None) -> StagedUpdate:
-        source, held = ModelBits(self._models[base.arm], base.undo), base.held
-        hops = self._hops(held, source, version)
-        names = target_names(source, hops)
-        merged = merge_changes(hop.staged.changes for hop in hops)
-        changes = {name: change for name, change in merged.items() if name in names}
-        is_full = any(hop.manifest.base_version is None for hop in hops)
-        if not is_full and (base.arm != arm or base.undo is not None):
-            changes = changes_from(model, source, changes)
-        return StagedUpdate(
-            patches=stage_changes(model, changes, names, with_undo=own is not None),
-            after=_held_after(held, hops),
-            before=own,
-            payload_bytes=sum(hop.manifest.payload_bytes for hop in hops),
-        )
-
-    def _hops(self, held: HeldVersion, source: ModelBits, version: int) -> list[Hop]:
+    def _hops(self, base: BaseWeights, version: int) -> list[Hop]:
+        source, held = base.weights.bits(base.undo), base.held
         if held.version == version:
             _check_root(held, source)
             return []
@@ -160,12 +232,98 @@ class Stager:
             _check_root(held, source)
             raise
 
-    def _from_nothing(self, model: Any, version: int) -> StagedUpdate:
+    def _from(self, base: BaseWeights, hops: list[Hop], arm: str, decayed: list[HeldWeights]) -> StagedUpdate:
+        source = base.weights.bits(base.undo)
+        names = target_names(source, hops)
+        merged = merge_changes(hop.staged.changes for hop in hops)
+        changes = {name: change for name, change in merged.items() if name in names}
+        config = config_after(source, changes) if CONFIG in names else None
+        after = _held_after(base.held, hops)
+        to, weights, whole = self._target(arm, config, after)
+        is_adapter = isinstance(base.weights.of, Adapter)
+        is_full = any(hop.manifest.base_version is None for hop in hops) or is_adapter != (config is not None)
+        changes.pop(CONFIG, None)
+        if not is_full and (base.weights is not weights or base.undo is not None):
+            changes = changes_from(weights.of, ModelBits(base.weights.of, base.undo), changes)
+        before = None if weights in decayed else weights.held
+        patches = stage_changes(weights.of, changes, names - {CONFIG}, with_undo=before is not None)
+        return StagedUpdate(
+            arm=to,
+            weights=weights,
+            patches=patches,
+            after=after,
+            before=None if before is None else (before, patches.undo),
+            payload_bytes=sum(hop.manifest.payload_bytes for hop in hops),
+            whole=whole,
+        )
+
+    def _from_nothing(self, arm: str, version: int) -> StagedUpdate:
         tensors, history = self._store.load_state(self._policy, version)
-        whole = {name: TensorChange(one.dtype, one.shape, None, words_of(one)) for name, one in tensors.items()}
-        patches = stage_changes(model, whole, whole, with_undo=False)
+        changes = {name: TensorChange(one.dtype, one.shape, None, words_of(one)) for name, one in tensors.items()}
         after = HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version))
-        return StagedUpdate(patches, after, before=None, payload_bytes=None)
+        to, weights, whole = self._target(arm, config_after({}, changes), after)
+        changes.pop(CONFIG, None)
+        patches = stage_changes(weights.of, changes, changes, with_undo=False)
+        return StagedUpdate(to, weights, patches, after, before=None, payload_bytes=None, whole=whole)
+
+    def _target(
+        self, arm: str, config: AdapterConfig | None, after: HeldVersion
+    ) -> tuple[ArmWeights, HeldWeights, HeldWeights]:
+        """The arm, what is to be written, and the model's weights that its tree is to have. Raises WeightsRefused."""
+        own = self._arms.get(arm)
+        if config is not None:
+            return self._target_of_adapter(own, config, after)
+        base = self._base_with(after.root)
+        if own is None:
+            own = self._new_arm() if base is None else ArmWeights(another_tree(base.of), base)
+        elif own.whole.is_base and own.whole is not base:
+            said = f"version {after.version} is a whole policy, and this arm's weights are the base of adapters"
+            raise WeightsRefused("shared_base", f"{said}: restart the engine", version=after.version)
+        return own, own.whole, own.whole
+
+    def _target_of_adapter(
+        self, own: ArmWeights | None, config: AdapterConfig, after: HeldVersion
+    ) -> tuple[ArmWeights, HeldWeights, HeldWeights]:
+        base = self._base_with(config.base_root)
+        if own is None:
+            whole = base or self._held_with(config.base_root)
+            own = self._arm_on_base(config, after) if whole is None else ArmWeights(another_tree(whole.of), whole)
+        whole = own.whole
+        if whole.held is None or whole.held.root != config.base_root:
+            raise _wrong_base(after.version, config, None if whole.held is None else whole.held.root)
+        if own.adapter is None:
+            return own, HeldWeights(_new_adapter(own.model, config)), base or whole
+        if own.adapter.of.config_of_version != config:
+            said = f"version {after.version} has {config}, and this arm {own.adapter.of.config_of_version}"
+            raise WeightsRefused("other_adapter", f"{said}: they stay the same within a run", version=after.version)
+        return own, own.adapter, whole
+
+    def _held_with(self, root: str) -> HeldWeights | None:
+        """The weights of a model in memory that have this root now."""
+        wholes = (each.whole for each in self._arms.values())
+        return next((whole for whole in wholes if whole.held is not None and whole.held.root == root), None)
+
+    def _base_with(self, root: str) -> HeldWeights | None:
+        """The same, if it is under adapters already."""
+        bases = (each.whole for each in self._arms.values() if each.whole.is_base)
+        return next((base for base in bases if base.held is not None and base.held.root == root), None)
+
+    def _new_arm(self) -> ArmWeights:
+        model = self._make_model()
+        return ArmWeights(model, HeldWeights(another_tree(model)))  # now, while nothing is hooked to it
+
+    def _arm_on_base(self, config: AdapterConfig, after: HeldVersion) -> ArmWeights:
+        """A new model with the base's weights: it may have them already, else they are version 0 of the store."""
+        arm = self._new_arm()
+        base = arm.whole.of
+        to_published_values(base)
+        if root_of(ModelBits(base)) != config.base_root:
+            root = self._store.edges(self._policy, _BASE_VERSION)[0].target_root
+            if root != config.base_root:
+                raise _wrong_base(after.version, config, root)
+            copy_tensors(base, self._store.load_state(self._policy, _BASE_VERSION)[0])
+        arm.whole.held = HeldVersion(_BASE_VERSION, config.base_root, History(), after.run)
+        return arm
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
@@ -175,6 +333,18 @@ def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
         kept = set() if manifest.base_version is None else found - set(staged.removed)
         found = kept | staged.changes.keys()
     return found
+
+
+def _new_adapter(model: Any, config: AdapterConfig) -> Adapter:
+    try:
+        return Adapter(model, config, dtype=model.dtype, is_attached=False)
+    except InvalidSettings as error:
+        raise WeightsRefused("unknown_target", f"this adapter is for another architecture: {error.message}") from error
+
+
+def _wrong_base(version: int, config: AdapterConfig, root: str | None) -> WeightsRefused:
+    said = f"version {version} is an adapter for the base {config.base_root}, but the base here is {root}"
+    return WeightsRefused("wrong_base", said, version=version)
 
 
 def _check_root(held: HeldVersion, source: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import torch
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
+
+
+class Reference(Protocol):
+    """Scores under policies that are not trained."""
+
+    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+        """Log-probs [B, T] of each batch under the bits of a version; None: under the base policy."""
 
 
 class FrozenCopy:
@@ -44,7 +51,7 @@ class FrozenCopy:
 
     @torch.no_grad()
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
-        """Log-probs [B, T] of each batch under the bits of a version; None: under the base policy."""
+        """As in `Reference`."""
         self._hold(bits)
         with self._precision.computing():
             return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.whole_model import WholeModel
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
@@ -29,4 +30,9 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
     """
     model = load_model(base, device=device, dtype=torch.float32)
     copy_tensors(model, tensors_of(model) if bits is None else bits)
-    return WholeModel(model, settings, device)
+    return trainee_of(model, settings, device)
+
+
+def trainee_of(model: Any, settings: TrainingSettings, device: str = "cpu") -> WholeModel:
+    """What these settings train of a model that holds the published bits of the base policy."""
+    return WholeModel(model, settings, device) if settings.adapter is None else AdapterModel(model, settings, device)

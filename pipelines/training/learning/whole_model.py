@@ -20,7 +20,7 @@ from pipelines.training.learning.loss import LossSums, policy_loss, tokens_of
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
-from pipelines.training.learning.reference import FrozenCopy
+from pipelines.training.learning.reference import FrozenCopy, Reference
 from pipelines.training.learning.step_bound import Taken, bounded_step, probe
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
 from policy.logprobs import TokenScorer
@@ -30,6 +30,7 @@ from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from contracts.records import Experience
     from pipelines.training.learning.objectives import BatchPlan
@@ -50,15 +51,15 @@ class WholeModel(TrainedParameters):
         compute_repeatably(place)
         self.config, self.can_fork = model.config, place.type == "cpu"
         self.routing, self.budget = routing_for(model, settings), TokenBudget(settings.max_tokens)
-        identity = identity_of(ModelBits(model), int(model.config.vocab_size))
         if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
         self._packs, self._windowed = not problem, has_windows(model)
         self._precision = precision_of(settings, place)
+        parameters, identity, reference = self._trained_of(model, settings, place)
         needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
-        self.reference = FrozenCopy(model, self._precision) if needs_reference else None
-        self.model = model.requires_grad_(requires_grad=True).eval().to(place)
-        super().__init__(dict(model.named_parameters()), settings, place, identity)
+        self.reference = reference() if needs_reference else None
+        self.model = model.eval().to(place)
+        super().__init__(parameters, settings, place, identity)
         self.scorer = TokenScorer(model)
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self._correcting = Objective(settings.ratio_bound, 0.0)
@@ -67,6 +68,14 @@ class WholeModel(TrainedParameters):
         """The samples of the gradient that is being accumulated."""
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
+
+    def _trained_of(
+        self, model: Any, _settings: TrainingSettings, _place: torch.device
+    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], Reference]]:
+        """What is trained, its identity, and what makes the reference."""
+        identity = identity_of(ModelBits(model), int(model.config.vocab_size))
+        trained = dict(model.requires_grad_(requires_grad=True).named_parameters())
+        return trained, identity, lambda: FrozenCopy(model, self._precision)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
@@ -160,6 +169,10 @@ class WholeModel(TrainedParameters):
             self.begin_moments()
 
         return restart
+
+    def computing(self) -> AbstractContextManager[object]:
+        """The block of a forward pass, at its precision."""
+        return self._precision.computing()
 
     def seconds(self) -> Mapping[str, float]:
         """As in `Trainee`."""

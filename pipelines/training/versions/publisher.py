@@ -35,6 +35,7 @@ from pipelines.training.versions.upkeep import Pruning, StoreUpkeep
 from runtime.engine_rows import read_engines
 from runtime.metrics import PUBLISH_FAILING, PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
 from runtime.snapshot_rows import DatabaseSnapshotRows
+from weights.adapters import CONFIG
 from weights.codec.history import History
 from weights.issuer import Issuer
 from weights.publish import publish_version
@@ -221,7 +222,10 @@ class Publisher:
         # A trainer that is paused here and resumes too late writes under its own old epoch, and cannot offer the version.
         self.lease.check_now()
         self.fault("publisher: before bytes")
-        if (base := self.held.get(parent)) is None:
+        base = self.held.get(parent)
+        if parent == BASE_VERSION and CONFIG in unsent.target:
+            base, self._history = {}, History()  # an adapter's first version has nothing in common with the base
+        elif base is None:
             base, self._history = self.store.load_state(self._policy, parent)
             self.held = {**self.held, parent: base}
         with self.database.snapshot() as connection:

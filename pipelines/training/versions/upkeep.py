@@ -17,6 +17,7 @@ from contracts.deletions import going
 from contracts.errors import InvalidRequest, InvalidSettings, Unavailable, WeightsRefused
 from pipelines.training.state import BASE_VERSION
 from runtime.deletions import Deletions
+from weights.adapters import CONFIG
 from weights.publish import publish_fold
 from weights.retention import PruningPlan, plan_pruning
 from weights.versions.manifest import NO_HISTORY
@@ -70,7 +71,9 @@ class StoreUpkeep:
             )
             replicas = [item for item in found.replicas if item.version in versions]
             cut_off = [item for item in _cut_off(self.engines(), now) if item.version in versions]
-            for replica in _behind([*cut_off, *replicas], newest, now)[:_MOST_FOLDS]:
+            # On the base no adapter is based: who holds the base takes the newest full copy, which is small.
+            useful = [item for item in [*cut_off, *replicas] if item.version != BASE_VERSION or CONFIG not in target]
+            for replica in _behind(useful, newest, now)[:_MOST_FOLDS]:
                 self._fold(replica, newest, target)
                 num_folds += 1
             if newest.history_after == NO_HISTORY or self.pruning.is_under_way:

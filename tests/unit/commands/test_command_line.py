@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.home import prepare_home, to_bf16
+from commands.home import prepare_home
 from commands.sections import sections_finding
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, MillraceError
@@ -18,7 +18,7 @@ from runtime.settings_file import settings_file
 from tests.command_line import Ran, refused_up
 from tests.command_line import run_here as millrace
 from weights.stores.opening import open_weight_store
-from weights.tensors import Tensor, read_safetensors
+from weights.tensors import Tensor, read_safetensors, to_bf16
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"

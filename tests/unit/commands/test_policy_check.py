@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commands import policy_check
-from commands.home import prepare_home, to_bf16
+from commands.home import prepare_home
 from commands.policy_check import CheckOnce, check_policy, findings_of
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, WeightsRefused
@@ -19,7 +19,7 @@ from runtime.settings import Settings
 from tests.command_line import refused_up, run_here
 from tests.models import BASE, build_model
 from weights.stores.opening import open_weight_store
-from weights.tensors import Tensor, read_safetensors
+from weights.tensors import Tensor, read_safetensors, to_bf16
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TASK = ROOT / "examples" / "reservations" / "task.toml"

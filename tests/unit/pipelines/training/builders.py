@@ -17,6 +17,7 @@ from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
+from pipelines.training.learning.trainees import trainee_of
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
@@ -56,9 +57,9 @@ def whole(value: Any) -> Any:
 
 
 def a_learner(model: Any, settings: TrainingSettings, device: str = "cpu", **changes: Any) -> Learner:
-    """A learner that trains all of a model. `changes`: of the settings."""
+    """A learner that trains all of a model, or an adapter beside it. `changes`: of the settings."""
     settings = settings.model_copy(update=changes)
-    return Learner(WholeModel(model, settings, device), settings)
+    return Learner(trainee_of(model, settings, device), settings)
 
 
 def model_of(learner: Learner) -> WholeModel:

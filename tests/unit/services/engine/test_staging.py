@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from contracts.errors import NotFound, WeightsRefused
-from policy.weights import apply_patches, tensors_of
+from policy.weights import tensors_of
 from services.engine.staging import StagedUpdate, Stager, target_names
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
 from tests.worlds.engines.tiny import moved, tiny_model
@@ -41,13 +41,14 @@ class Arms:
 
     def __init__(self, store: StoreInMemory) -> None:
         self.store = store
-        self.stager = Stager(POLICY, store)
-        self.models = {LIVE: tiny_model(0), CANDIDATE: tiny_model(0)}
+        self.stager = Stager(POLICY, store, tiny_model)
+        self.models: dict[str, Any] = {}
 
     def bring(self, arm: str, version: int) -> StagedUpdate:
-        step = self.stager.stage(arm, self.models[arm], version)
-        apply_patches(step.patches)
-        self.stager.applied(arm, self.models[arm], step)
+        step = self.stager.stage(arm, version)
+        step.apply()
+        self.stager.loaded(arm, step.arm)
+        self.models[arm] = step.arm.model
         assert self.root(arm) == root_of(self.store.weights[version]) == step.after.root
         return step
 

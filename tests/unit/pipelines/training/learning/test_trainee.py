@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import torch
 
 from contracts.errors import StepsBroken, WeightsRefused
 from contracts.records import Experience
+from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import GradientRows, Trainee
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.settings import TrainingSettings
+from pipelines.training.settings import AdapterSettings, TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import tiny_model
 from tests.unit.pipelines.training.builders import bits_now, captured, random_experience
@@ -29,10 +31,18 @@ SETTINGS = TrainingSettings(
 
 
 def whole(kind: str) -> WholeModel:
+    return WholeModel(published(kind), SETTINGS)
+
+
+def adapted(kind: str) -> AdapterModel:
+    return AdapterModel(published(kind), SETTINGS.model_copy(update={"adapter": AdapterSettings(rank=4)}))
+
+
+def published(kind: str) -> Any:
     torch.set_num_threads(1)
     model = tied_model() if kind == "llama" else tiny_model(kind)
     copy_tensors(model, tensors_of(model))
-    return WholeModel(model, SETTINGS)
+    return model
 
 
 # A mixture of experts has tensors in a checkpoint that are slices of its parameters.
@@ -40,6 +50,8 @@ TRAINEES: dict[str, Callable[[], Trainee]] = {
     "fake": UnigramTrainee,
     "adapter": lambda: UnigramTrainee(frozen=1.0),
     "whole": lambda: whole("llama"),
+    "lora": lambda: adapted("llama"),
+    "lora, mixture": lambda: adapted("qwen3_moe"),
     "mixture": lambda: whole("qwen3_moe"),
     "padded": lambda: whole("lfm2"),
 }

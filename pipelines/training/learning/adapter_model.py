@@ -1,0 +1,118 @@
+"""A trainee that trains a LoRA adapter beside a model on one device.
+
+The adapter's weights are float32 masters; versions carry their bfloat16 rounding. The base never changes, so the policy without the adapter
+is the reference and costs no memory.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from blake3 import blake3
+
+from contracts.errors import WeightsRefused
+from pipelines.training.learning.masters import identity_of
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.settings import AdapterSettings
+from policy.adapter import Adapter, AdapterBits, all_linear
+from policy.weights import ModelBits, apply_patches, stage_copy
+from weights.adapters import AdapterConfig, config_of, weights_in
+from weights.tensors import root_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pipelines.training.learning.masters import Checkpoint
+    from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
+    from pipelines.training.learning.reference import Reference
+    from pipelines.training.settings import TrainingSettings
+    from weights.tensors import Tensors
+
+
+class AdapterModel(WholeModel):
+    """The model, its adapter and the adapter's optimizer. A `Trainee`."""
+
+    adapter: Adapter
+
+    def _trained_of(
+        self, model: Any, settings: TrainingSettings, place: torch.device
+    ) -> tuple[Mapping[str, torch.nn.Parameter], str, Callable[[], Reference]]:
+        wanted = settings.adapter or AdapterSettings()
+        base = ModelBits(model)
+        config = AdapterConfig(
+            rank=wanted.rank,
+            alpha=wanted.alpha,
+            targets=tuple(sorted(wanted.targets or all_linear(model))),
+            base_root=root_of(base),
+        )
+        self.adapter = Adapter(model.to(place), config, dtype=torch.float32)
+        self.adapter.requires_grad_(requires_grad=True)
+        parameters = dict(self.adapter.named_parameters())
+        identity = f"{identity_of(base, int(model.config.vocab_size))}+{_digest(config)}"
+        return parameters, identity, partial(_WithoutAdapter, self)
+
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+        """As in `Trainee`."""
+        found = AdapterBits(self.adapter, weights=weights)
+        return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in found.items()}
+
+    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+        """As in `Trainee`: from an adapter like this one, or from the base, with an adapter that was not trained.
+
+        Raises WeightsRefused: `other_adapter`, `other_model`, and as `stage_changes`.
+        """
+        config, own = config_of(bits), self.adapter.config_of_version
+        if config is None and root_of(bits) != own.base_root:
+            raise WeightsRefused("other_model", "these weights are neither an adapter nor the base of this one")
+        if config is None:
+            bits = self.bits_of(self.adapter.untrained())
+        patches = stage_copy(self.adapter, weights_in(bits, own))
+
+        def restart() -> None:
+            apply_patches(patches)
+            self.begin_moments()
+
+        return restart
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """As in `Trainee`. Raises WeightsRefused: `other_adapter`: the base is the same, and the adapter is not; else as `Trainee.check`."""
+        held, _, adapter = checkpoint.state.model.partition("+")
+        base, _, own = self.identity.partition("+")
+        if held == base and adapter != own:
+            found = "another adapter" if adapter else "the whole model"
+            raise WeightsRefused(
+                "other_adapter",
+                f"the checkpoint is of {found}: rank, alpha and targets in [training] adapter stay the same within a run; begin a new home",
+            )
+        super().check(checkpoint)
+
+
+class _WithoutAdapter:
+    """The base is the model with its adapter switched off; a version is the model with the version's adapter. As `Reference`."""
+
+    def __init__(self, trainee: AdapterModel) -> None:
+        self._trainee = trainee
+
+    @torch.no_grad()
+    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+        """As in `Reference`."""
+        adapter = self._trainee.adapter
+        if bits is None or config_of(bits) is None:
+            other = adapter.off()
+        else:
+            other = adapter.holding(_values(weights_in(bits, adapter.config_of_version)))
+        with other, self._trainee.computing():
+            return [batch.scored_by(self._trainee.scorer).log_probs_BT for batch in batches]
+
+
+def _values(bits: Tensors) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.from_numpy(tensor.data.copy()).view(torch.bfloat16).view(tensor.shape)
+        for name, tensor in bits.items()
+    }
+
+
+def _digest(config: AdapterConfig) -> str:
+    return blake3(config.tensor().data.tobytes()).hexdigest()
