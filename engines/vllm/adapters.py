@@ -40,6 +40,8 @@ from weights.tensors import Tensors, read_folder, root_of
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `--max-lora-rank`."""
+_RANK = 8
+"""Of an adapter whose settings name none."""
 _IN_FLIGHT = 2
 """Versions that no arm has any more, and whose last answers are made beside those of the arms."""
 _KEPT = 2
@@ -56,7 +58,7 @@ def adapter_rank(home: Path) -> int | None:
     adapter = (read_home_settings(home) or {}).get("training", {}).get("adapter")
     if adapter is None:
         return None
-    rank = adapter.get("rank") if isinstance(adapter, dict) else None
+    rank = adapter.get("rank", _RANK) if isinstance(adapter, dict) else adapter
     if type(rank) is not int or not 1 <= rank <= _RANKS[-1]:
         raise InvalidSettings(f"[training] adapter: rank is {rank!r}; vLLM serves ranks from 1 to {_RANKS[-1]}")
     return rank

@@ -19,12 +19,13 @@ from contracts.sampling import Sampling
 from engines.vllm.adapters import AdapterServer, probe_prompts
 from engines.vllm.kind import vllm_body, vllm_reader
 from engines.wire import EngineRequest
+from pipelines.training.settings import AdapterSettings, TrainingSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
 from policy.load import load_model
+from runtime.settings import write_settings
 from tests.integration.vllm.world import POLICY, PRODUCT, VllmWorld, vllm_python
 from tests.tolerances import network_tolerance
 from weights.adapters import CONFIG, AdapterConfig
-from weights.codec.history import History
 from weights.publish import publish_version
 from weights.tensors import Tensor, Tensors
 from weights.versions.keys import signer_of
@@ -35,12 +36,11 @@ RANK = 8
 
 
 class AdapterWorld(VllmWorld):
-    """A home whose policy is trained by an adapter. Version 3 is as version 1, and its weights are all zero but the A."""
+    """A home whose policy is trained by an adapter, with three versions."""
 
     def _publish(self) -> None:
-        settings = self.settings.home / "millrace.toml"
-        adapter = f"[training]\nadapter = {{ rank = {RANK}, alpha = 32.0 }}\n"
-        settings.write_text(settings.read_text().replace("[training]\n", adapter))
+        trained = TrainingSettings(adapter=AdapterSettings(rank=RANK))
+        write_settings(self.settings, {"training": trained})
         self.model: Any = load_model(str(PRODUCT / "base"), device="cpu", dtype=torch.float32)
         root = self.store.manifest(POLICY, 0).target_root
         config = AdapterConfig(rank=RANK, alpha=32.0, targets=all_linear(self.model), base_root=root)
@@ -48,9 +48,9 @@ class AdapterWorld(VllmWorld):
         for number in (1, 2, 3):
             self.versions.append(self._drawn(number))
             publish_version(
-                self.store, policy=POLICY, run=self.settings.run, version=number, parent=None, base=None,
-                target=self.versions[-1], step=number, epoch=0, num_samples=1, created_at=0.0, history=History(),
-                signer=signer_of(self.settings),
+                self.store, policy=POLICY, run=self.settings.run, version=number, parent=number - 1,
+                base=self.versions[-2] if number > 1 else {}, target=self.versions[-1], step=number, epoch=0, num_samples=1,
+                created_at=0.0, signer=signer_of(self.settings),
             )  # fmt: skip
 
     def _drawn(self, number: int) -> Tensors:

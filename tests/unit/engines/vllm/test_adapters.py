@@ -26,6 +26,7 @@ from engines.vllm.adapters import (
 )
 from engines.vllm.follow import with_adapters
 from engines.vllm.settings import VllmSettings
+from pipelines.training.settings import AdapterSettings
 from runtime.settings import Settings, make_section
 from runtime.settings_file import FILE_NAME
 from tests.unit.weights.awkward_weights import tensor
@@ -291,6 +292,8 @@ def test_a_server_is_checked_against_the_runs_adapter(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("12", "1000"))
     with pytest.raises(InvalidSettings, match="rank is 1000"):
         adapter_rank(settings.home)
+    path.write_text("[training]\nadapter = {}\n")
+    assert adapter_rank(settings.home) == AdapterSettings().rank
 
 
 def test_the_checkpoint_under_the_adapters_is_version_0(tmp_path: Path) -> None:
