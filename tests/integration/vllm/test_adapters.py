@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from pipelines.training.settings import AdapterSettings, TrainingSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
 from policy.load import load_model
 from runtime.settings import write_settings
-from tests.integration.vllm.world import POLICY, PRODUCT, VllmWorld, vllm_python
+from tests.integration.vllm.world import POLICY, PRODUCT, VllmWorld, collect, vllm_python
 from tests.tolerances import network_tolerance
 from weights.adapters import CONFIG, AdapterConfig
 from weights.publish import publish_version
@@ -70,13 +69,11 @@ class AdapterWorld(VllmWorld):
         found = torch.log_softmax(logits, -1)[len(PROMPT) - 1 : -1]
         return [float(found[place, token]) for place, token in enumerate(tokens)]
 
-    def bring_arms(self, **arms: int) -> tuple[EngineReplica, float]:
-        """Assign, and wait for the row; with the seconds that it took."""
-        begun = time.monotonic()
+    def bring_arms(self, **arms: int) -> EngineReplica:
+        """Assign, and wait for the row."""
         for arm, version in arms.items():
             self.assign(version, arm=arm)
-        row = self.wait_for(lambda row: row.status == "serving" and arms.items() <= row.slots.items())
-        return row, time.monotonic() - begun
+        return self.wait_for(lambda row: row.status == "serving" and arms.items() <= row.slots.items())
 
 
 def as_float(tensor: Tensor) -> torch.Tensor:
@@ -112,7 +109,7 @@ def answered(world: AdapterWorld, version: int) -> tuple[list[int], list[float],
 
 def test_one_server_answers_for_the_base_and_for_each_adapter(arms: AdapterWorld) -> None:
     """The log-probs of each name are those of our own model with that version's bits."""
-    row, _ = arms.bring_arms(live=0, candidate=1, canary=2)
+    row = arms.bring_arms(live=0, candidate=1, canary=2)
     assert set(row.slots) == set(SLOTS)
     assert "adapters" in row.abilities
     tolerance, made = network_tolerance(arms.model.config), {}
@@ -120,7 +117,6 @@ def test_one_server_answers_for_the_base_and_for_each_adapter(arms: AdapterWorld
         tokens, found, spans = answered(arms, version)
         assert spans == [(0, version)]
         expected = arms.logprobs(version, tokens)
-        print(f"v{version}: largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.2g}")
         assert found == pytest.approx(expected, abs=tolerance)
         made[version] = found
     assert len({tuple(found) for found in made.values()}) == 3, "each name answers as another version"
@@ -129,9 +125,8 @@ def test_one_server_answers_for_the_base_and_for_each_adapter(arms: AdapterWorld
 def test_a_version_is_loaded_and_taken_back_at_once(arms: AdapterWorld) -> None:
     arms.bring_arms(live=1)
     begun = answered(arms, 1)
-    _, loaded = arms.bring_arms(live=3)
-    _, back = arms.bring_arms(live=1)
-    print(f"assigned to announced: {loaded:.2f} s loaded, {back:.2f} s back")
+    arms.bring_arms(live=3)
+    arms.bring_arms(live=1)
     assert answered(arms, 1) == begun, "bit for bit: nothing was emptied or written"
 
 
@@ -142,20 +137,14 @@ def test_an_answer_ends_on_the_version_it_began_with(arms: AdapterWorld) -> None
     arms.bring_arms(live=2)
     with arms.client() as client:
         AdapterServer(client).unload(f"{POLICY}@v1")  # earlier than the follower ever does
-    made += events
-    tokens = [token for event in made for choice in event["choices"] for token in choice["token_ids"] or []]
-    logprobs = [
-        entry["logprob"]
-        for event in made
-        for choice in event["choices"]
-        for entry in (choice["logprobs"] or {"content": []})["content"]
-    ]
-    assert len(tokens) == 200
-    assert logprobs == pytest.approx(arms.logprobs(1, tokens), abs=network_tolerance(arms.model.config))
+    answer = collect(iter([*made, *events]))
+    assert len(answer.tokens) == 200
+    expected = arms.logprobs(1, answer.tokens)
+    assert answer.logprobs == pytest.approx(expected, abs=network_tolerance(arms.model.config))
 
 
 def test_a_server_that_is_started_again_has_forgotten_and_is_healed(arms: AdapterWorld) -> None:
-    before, _ = arms.bring_arms(live=2, candidate=1, canary=2)
+    before = arms.bring_arms(live=2, candidate=1, canary=2)
     expected = answered(arms, 2)
     os.kill(arms.server()["process"], signal.SIGKILL)
     arms.wait_for(lambda row: row.status == "restarting" and set(row.slots.values()) == {None})
