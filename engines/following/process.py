@@ -1,4 +1,4 @@
-"""A process that follows servers: a thread per server, their rows every second, and versions as plain files for all of them.
+"""A process that follows servers: a thread per server, their rows every second and at each change, and versions as plain files for all of them.
 
 In: versions that were assigned. Out: servers on these versions, rows. Waits for: servers, the weight store and the disk. A version is fetched,
 verified and decoded once; each server keeps a link to the file it was given, so a later version does not take it away.
@@ -34,7 +34,7 @@ from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store
 from weights.warm_up import warm_up
 
-_ANNOUNCE_SECONDS = 1.0
+_ANNOUNCE_SECONDS, _LOOK_SECONDS = 1.0, 0.1
 _POLL_SECONDS = 0.25
 _CALL_SECONDS = 300.0
 _END_SECONDS = 3.0
@@ -127,7 +127,8 @@ class Host(NamedTuple):
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
         return make(
-            row, server=server, connect=connect, check=check, file_of=self.copy.file_of, folder=own, keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
+            row, server=server, connect=connect, check=check, file_of=self.copy.file_of, folder=own,
+            keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
         )  # fmt: skip
 
 
@@ -150,12 +151,7 @@ def follow(host: Host, followers: Sequence[ServerFollower[Any]], stop: threading
     ]
     for thread in threads:
         thread.start()
-    while not stop.wait(_ANNOUNCE_SECONDS) and all(thread.is_alive() for thread in threads):
-        for follower in followers:
-            follower.server.renew()
-            if follower.row.url:
-                _try(lambda: host.rows.announce(follower.row))  # noqa: B023 called at once
-        step_done()
+    _announce(host, followers, threads, stop)
     died = not stop.is_set()
     stop.set()
     bell.close()
@@ -169,6 +165,24 @@ def follow(host: Host, followers: Sequence[ServerFollower[Any]], stop: threading
     host.copy.close()
     if died:
         raise Unavailable("a thread that follows a server ended; see the log")
+
+
+def _announce(
+    host: Host, followers: Sequence[ServerFollower[Any]], threads: Sequence[threading.Thread], stop: threading.Event
+) -> None:
+    """Write the rows until `stop` is set or a thread ended."""
+    told: list[EngineReplica] = []
+    due = 0.0
+    while not stop.wait(_LOOK_SECONDS) and all(thread.is_alive() for thread in threads):
+        rows, now = [follower.row for follower in followers], time.monotonic()
+        if rows == told and now < due:
+            continue
+        told, due = rows, now + _ANNOUNCE_SECONDS  # what changed is announced at once
+        for follower, row in zip(followers, rows, strict=True):
+            follower.server.renew()
+            if row.url:
+                _try(lambda: host.rows.announce(row))  # noqa: B023 called at once
+        step_done()
 
 
 def _steps(follower: ServerFollower[Any], awake: threading.Event, stop: threading.Event) -> None:
