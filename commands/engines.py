@@ -15,7 +15,6 @@ from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE
 from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
 from engines.fitting import misfit
-from engines.following.driver import check_server
 from engines.kind import FollowedSection
 from engines.registry import FOLLOWED, KINDS, ON_GPU, OWN, followed_of, kind_of, only_followed, why_gone
 from runtime.base_policy import fingerprint
@@ -134,7 +133,7 @@ def check_given(choice: EngineChoice, settings: Settings) -> None:
                 facts = followed.drive(client).facts()
             except Unavailable as error:
                 raise InvalidSettings(f"--engine-url {url}: {error.message}") from error
-        check_server(facts, Path(settings.base), url)
+        followed.check(facts, settings, url)
 
 
 def check_announced(settings: Settings) -> None:

@@ -19,9 +19,12 @@ from contracts.tables.statements import insert_new
 FRESH_SECONDS = 10.0
 """A row that was not renewed for so long describes a replica that is gone."""
 _GONE_SECONDS = 86_400.0
-Ability = Literal["spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts", "support"]
+Ability = Literal[
+    "spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts", "support", "adapters"
+]
 """`spans`: it names the version of each token. `logprobs`: those of the distribution sampled from. `constraints`: grammars.
-`experts`: it records the experts of each token. `support`: it names enough of the likeliest tokens to tell which ones could be drawn."""
+`experts`: it records the experts of each token. `support`: it names enough of the likeliest tokens to tell which ones could be drawn.
+`adapters`: its versions are adapters over version 0, and each is asked for by its name."""
 
 
 class LoadProblem(TypedDict):

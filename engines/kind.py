@@ -10,7 +10,7 @@ import httpx
 from pydantic import Field, model_validator
 
 from contracts.assignments import Slot
-from engines.following.driver import EngineDriver
+from engines.following.driver import EngineDriver, ServerFacts
 from engines.wire import Wire
 from runtime.settings import Section, Settings
 from weights.stores.port import REMOTE
@@ -48,6 +48,8 @@ class Followed(NamedTuple):
     """The section, from an interpreter, the arm of each server, and the URLs of servers that run already. Raises InvalidSettings."""
     check_policy: Callable[[Settings], None]
     """Raises InvalidSettings if these servers cannot take versions of the home's policy."""
+    check: Callable[[ServerFacts, Settings, str], None]
+    """Raises InvalidSettings if a server, by its facts and its URL, cannot serve the home's policy."""
     drive: Callable[[httpx.Client], EngineDriver]
     """Makes a driver from a client with a server's URL and key."""
 

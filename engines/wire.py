@@ -89,6 +89,8 @@ class EngineRequest(NamedTuple):
     """Who may share the beginnings of prompts with this one; empty: nobody."""
     cache_salt: str | None = None
     """The same for one version, as engines are told it: see `salted`."""
+    adapter: int | None = None
+    """The version to name to an engine that holds several as adapters; None: it holds one, or knows by the arm."""
 
     def salted(self, version: int | None) -> EngineRequest:
         """The request for an engine that holds a version."""
@@ -102,6 +104,11 @@ class EngineRequest(NamedTuple):
         if self.with_support:
             return MOST_IDS + 1  # one more than is kept, to see that none is left out
         return self.num_top + 1 if self.num_top else 0
+
+
+def adapter_name(policy: str, version: int) -> str:
+    """What an engine calls a version that it holds as an adapter; version 0 is the base under them."""
+    return f"{policy}@v{version}" if version else policy
 
 
 class Wire(NamedTuple):

@@ -72,6 +72,10 @@ class ServerFacts(NamedTuple):
     """The most likely tokens that it reports at each place."""
     has_experts: bool
     """True if it records the experts of each token."""
+    adapter_rank: int = 0
+    """The largest rank of an adapter that it takes; 0: it takes none."""
+    num_adapters: int = 0
+    """How many adapters compute at once."""
 
 
 class EngineDriver(Protocol):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -57,11 +58,14 @@ class GivenServer:
     renew = end = start
 
 
-class SlotFollower:
-    """See the module. `step` belongs to one thread; any may read `row`, which is what the replica announces now.
+DriverType = TypeVar("DriverType", bound=EngineDriver)
+
+
+class ServerFollower(ABC, Generic[DriverType]):
+    """Follows one server. `step` belongs to one thread; any may read `row`, which is what the replica announces now.
 
     Args:
-        row: what the replica announces while it is down: names, region, kind, dtype; `slots` has its arm.
+        row: what the replica announces while it is down: names, region, kind, dtype; `slots` has its arms.
         server: its process.
         connect: makes a driver for a URL.
         check: raises InvalidSettings for a server that is not one for this policy, by its facts and its URL.
@@ -76,14 +80,13 @@ class SlotFollower:
         row: EngineReplica,
         *,
         server: ManagedServer,
-        connect: Callable[[str], EngineDriver],
+        connect: Callable[[str], DriverType],
         check: Callable[[ServerFacts, str], None],
         file_of: Callable[[int, str | None, str | None, Path], VersionFile],
         folder: Path,
         keep_swap: Callable[[str, str, int, float, float], None],
         assigned: Callable[[], Mapping[str, Assignment]],
     ) -> None:
-        (self.arm,) = row.slots
         self.row = row
         self.serves = threading.Event()
         """Set once a version is served."""
@@ -91,24 +94,89 @@ class SlotFollower:
         self._connect, self._check = connect, check
         self._file_of, self._folder = file_of, folder
         self._keep_swap, self._assigned = keep_swap, assigned
-        self._driver: EngineDriver | None = None
+        self._driver: DriverType | None = None
+        self.facts: ServerFacts | None = None
+        """How the server was started, once it is known."""
+
+    @abstractmethod
+    def step(self, now: float) -> None:
+        """One look at the server and at the assignments. Failures are logged and tried again with growing pauses."""
+
+    @abstractmethod
+    def _tell(self, status: str, version: int | None) -> None:
+        """Let the row say this of the server; `version`: of every slot."""
+
+    def _connected(self) -> DriverType:
+        """A driver of the server, which is started if it ended. Raises Unavailable; InvalidSettings: it is not one for this policy."""
+        address = self.server.address
+        if address is None:
+            self._lost()
+            self.server.start()
+            address = self.server.address
+        if address is None:
+            raise Unavailable(f"{self.row.name} does not start")
+        url, instance = address
+        if self._driver is None or self.row.instance != instance:
+            self._driver = None
+            self.row = self.row._replace(url=url, instance=instance)
+            driver = self._connect(url)
+            self.facts = driver.facts()
+            self._check(self.facts, url)
+            self.row = self.row._replace(abilities=abilities(self.facts), dtype=self.facts.dtype)
+            self._driver = driver
+        return self._driver
+
+    def _lost(self) -> None:
+        """The server starts, or is away; it may come back as another."""
+        self._tell("restarting" if self.serves.is_set() else "starting", None)
+        self._driver = None
+
+
+class LoadAttempts(NamedTuple):
+    """Of bringing a version that failed."""
+
+    version: int | None = None
+    number: int = 0
+    not_before: float = 0.0
+
+    def failed(self, version: int | None, now: float) -> LoadAttempts:
+        """One more for a version; the pause before the next one grows."""
+        number = self.number + 1 if self.version == version else 1
+        pause = min(_FIRST_RETRY_SECONDS * 2.0 ** (number - 1), _LAST_RETRY_SECONDS)
+        return LoadAttempts(version, number, now + pause)
+
+    def problem(self, error: MillraceError) -> LoadProblem:
+        """What a row says of them."""
+        return LoadProblem(version=int(self.version or 0), code=error.code, message=error.message, attempts=self.number)
+
+
+def is_away(error: MillraceError) -> bool:
+    """True if a server did not answer: it starts, or it is away."""
+    return error.facts.get("url") is not None and error.facts.get("status") is None
+
+
+class SlotFollower(ServerFollower[EngineDriver]):
+    """See the module."""
+
+    def __init__(self, row: EngineReplica, **parts: Any) -> None:
+        super().__init__(row, **parts)
+        (self.arm,) = row.slots
         self._before: tuple[Assignment, VersionFile] | None = None
-        self._failed: tuple[int | None, int, float] = (None, 0, 0.0)
-        """(version, attempts, not before)"""
+        self._failed = LoadAttempts()
         self._settled: Assignment | None = None
         """The assignment that the server was seen to serve."""
         self._asked_at = 0.0
 
     def step(self, now: float) -> None:
-        """One look at the server and at the assignments. Failures are logged and tried again with growing pauses."""
+        """See `ServerFollower`."""
         version: int | None = None
         try:
             wanted = self._assigned().get(self.arm)
             version = wanted.version if wanted is not None else None
-            if self._driver is None and self._failed[0] == version is not None and now < self._failed[2]:
+            if self._driver is None and self._failed.version == version is not None and now < self._failed.not_before:
                 return
-            driver = self._connected()
-            if wanted == self._settled and now - self._asked_at < _ASK_SECONDS:
+            known, driver = self._driver, self._connected()
+            if driver is known and wanted == self._settled and now - self._asked_at < _ASK_SECONDS:
                 driver.check()
                 return
             self._settled, self._asked_at = None, now
@@ -120,40 +188,19 @@ class SlotFollower:
         except MillraceError as error:
             self._note(version, error, now)
 
-    def _connected(self) -> EngineDriver:
-        address = self.server.address
-        if address is None:
-            self._tell("starting" if not self.serves.is_set() else "restarting", None)
-            self._driver = None
-            self.server.start()
-            address = self.server.address
-        if address is None:
-            raise Unavailable(f"{self.row.name} does not start")
-        url, instance = address
-        if self._driver is None or self.row.instance != instance:
-            self._settled, self._driver = None, None
-            self.row = self.row._replace(url=url, instance=instance)
-            driver = self._connect(url)
-            facts = driver.facts()
-            self._check(facts, url)
-            self.row = self.row._replace(abilities=abilities(facts), dtype=facts.dtype)
-            self._driver = driver
-        return self._driver
-
     def _follow(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment, now: float) -> None:
         if held.is_whole and held.version == wanted.version and wanted.root in {None, held.root}:
             if driver.is_paused():  # the one that paused it was killed
                 driver.resume()
-            self._failed, self._settled = (None, 0, 0.0), wanted
+            self._failed, self._settled = LoadAttempts(), wanted
             self._tell("serving", held.version)
             return
         if held.is_whole and self.row.status != "serving":
             self._tell("serving", held.version)
-        version, _, not_before = self._failed
-        if version == wanted.version and now < not_before:
+        if self._failed.version == wanted.version and now < self._failed.not_before:
             return
         self._bring(driver, held, wanted)
-        self._failed = (None, 0, 0.0)
+        self._failed = LoadAttempts()
 
     def _bring(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment) -> None:
         version = int(wanted.version or 0)
@@ -198,24 +245,19 @@ class SlotFollower:
 
     def _note(self, version: int | None, error: MillraceError, now: float) -> None:
         self._settled = None
-        if error.facts.get("url") is not None and error.facts.get("status") is None:
-            # No answer: it starts, or it is away. Its row says so, and the next look is soon.
-            self._tell("restarting" if self.serves.is_set() else "starting", None)
-            self._driver = None  # it may come back as another
+        if is_away(error):
+            self._lost()  # the next look is soon
             return
         if isinstance(error, InvalidSettings):
             self._tell("failed", None)
-        attempts = self._failed[1] + 1 if self._failed[0] == version else 1
-        wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
-        self._failed = (version, attempts, now + wait)
+        self._failed = self._failed.failed(version, now)
         if version is not None:
-            problem = LoadProblem(version=version, code=error.code, message=error.message, attempts=attempts)
-            self.row = self.row._replace(problems={self.arm: problem})
+            self.row = self.row._replace(problems={self.arm: self._failed.problem(error)})
         _log.warning("engine_not_brought", name=self.row.name, version=version, code=error.code, error=error.message)
 
     def _tell(self, status: str, version: int | None) -> None:
         self.row = self.row._replace(status=status, slots={self.arm: version})
-        if self._failed[0] is None:
+        if self._failed.version is None:
             self.row = self.row._replace(problems={})
         if status == "serving" and version is not None:
             self.serves.set()

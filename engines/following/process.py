@@ -1,4 +1,4 @@
-"""A process that follows servers: a thread per server, their rows every second, and versions as plain files for all of them.
+"""A process that follows servers: a thread per server, their rows every second and at each change, and versions as plain files for all of them.
 
 In: versions that were assigned. Out: servers on these versions, rows. Waits for: servers, the weight store and the disk. A version is fetched,
 verified and decoded once; each server keeps a link to the file it was given, so a later version does not take it away.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 import structlog
@@ -21,8 +21,8 @@ from contracts.assignments import MOVED
 from contracts.engines import EngineReplica
 from contracts.errors import Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from engines.following.driver import EngineDriver, VersionFile, check_server
-from engines.following.follower import ManagedServer, SlotFollower
+from engines.following.driver import EngineDriver, ServerFacts, VersionFile
+from engines.following.follower import ManagedServer, ServerFollower
 from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
@@ -34,14 +34,14 @@ from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store
 from weights.warm_up import warm_up
 
-_ANNOUNCE_SECONDS = 1.0
+_ANNOUNCE_SECONDS, _LOOK_SECONDS = 1.0, 0.1
 _POLL_SECONDS = 0.25
 _CALL_SECONDS = 300.0
 _END_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
-Drive = Callable[[httpx.Client], EngineDriver]
+FollowerType = TypeVar("FollowerType", bound=ServerFollower[Any])
 
 
 class HostCopy:
@@ -82,6 +82,8 @@ class Host(NamedTuple):
     copy: HostCopy
     repository: FollowingRepository
     rows: EngineRows
+    base_root: Callable[[], str]
+    """Reads the root of version 0 in the store."""
 
     @classmethod
     def of(cls, settings: Settings, name: str, weights: str | None = None) -> Host:
@@ -94,15 +96,25 @@ class Host(NamedTuple):
 
         store = open_weight_store(settings, measures=WeightStoreMetrics(), read_from=weights, held=held)
         copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
-        return cls(settings, folder, copy, FollowingRepository(database, policy), EngineRows(database, policy))
+        repository, rows = FollowingRepository(database, policy), EngineRows(database, policy)
+        return cls(settings, folder, copy, repository, rows, lambda: store.manifest(policy, 0).target_root)
 
     def follower(
-        self, kind: str, name: str, slot: str, *, region: str, server: ManagedServer, drive: Drive
-    ) -> SlotFollower:
-        """A follower of one server. `drive` makes a driver from a client with the server's URL and key."""
+        self,
+        make: Callable[..., FollowerType],
+        kind: str,
+        slots: Sequence[str],
+        *,
+        name: str,
+        region: str,
+        server: ManagedServer,
+        drive: Callable[[httpx.Client], EngineDriver],
+        check: Callable[[ServerFacts, str], None],
+    ) -> FollowerType:
+        """A follower of one server. `make` takes what `ServerFollower` does; `drive` makes a driver from a client with the server's URL and key."""
         settings, key = self.settings, engine_key(self.settings.home)
         row = EngineReplica(
-            name=name, policy=settings.policy, url="", kind=kind, region=region, status="starting", slots={slot: None},
+            name=name, policy=settings.policy, url="", kind=kind, region=region, status="starting", slots=dict.fromkeys(slots),
             abilities=frozenset(), instance="", engine=kind, dtype="", seen_at=0.0, run=settings.run,
             base=fingerprint(settings.base),
         )  # fmt: skip
@@ -114,13 +126,13 @@ class Host(NamedTuple):
 
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
-        return SlotFollower(
-            row, server=server, connect=connect, check=lambda facts, url: check_server(facts, Path(settings.base), url),
-            file_of=self.copy.file_of, folder=own, keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
+        return make(
+            row, server=server, connect=connect, check=check, file_of=self.copy.file_of, folder=own,
+            keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
         )  # fmt: skip
 
 
-def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event) -> None:
+def follow(host: Host, followers: Sequence[ServerFollower[Any]], stop: threading.Event) -> None:
     """Follow until `stop` is set; then end the servers.
 
     Raises NameTaken: another replica has the name of one of these; Unavailable: a thread died.
@@ -139,12 +151,7 @@ def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event)
     ]
     for thread in threads:
         thread.start()
-    while not stop.wait(_ANNOUNCE_SECONDS) and all(thread.is_alive() for thread in threads):
-        for follower in followers:
-            follower.server.renew()
-            if follower.row.url:
-                _try(lambda: host.rows.announce(follower.row))  # noqa: B023 called at once
-        step_done()
+    _announce(host, followers, threads, stop)
     died = not stop.is_set()
     stop.set()
     bell.close()
@@ -160,7 +167,25 @@ def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event)
         raise Unavailable("a thread that follows a server ended; see the log")
 
 
-def _steps(follower: SlotFollower, awake: threading.Event, stop: threading.Event) -> None:
+def _announce(
+    host: Host, followers: Sequence[ServerFollower[Any]], threads: Sequence[threading.Thread], stop: threading.Event
+) -> None:
+    """Write the rows until `stop` is set or a thread ended."""
+    told: list[EngineReplica] = []
+    due = 0.0
+    while not stop.wait(_LOOK_SECONDS) and all(thread.is_alive() for thread in threads):
+        rows, now = [follower.row for follower in followers], time.monotonic()
+        if rows == told and now < due:
+            continue
+        told, due = rows, now + _ANNOUNCE_SECONDS  # what changed is announced at once
+        for follower, row in zip(followers, rows, strict=True):
+            follower.server.renew()
+            if row.url:
+                _try(lambda: host.rows.announce(row))  # noqa: B023 called at once
+        step_done()
+
+
+def _steps(follower: ServerFollower[Any], awake: threading.Event, stop: threading.Event) -> None:
     while not stop.is_set():
         follower.step(time.monotonic())
         awake.wait(_POLL_SECONDS)

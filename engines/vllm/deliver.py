@@ -62,6 +62,8 @@ class VllmServer:
             has_seeds=True,
             num_top_logprobs=int(found["max_logprobs"]) - 1,  # the sampled token counts
             has_experts=bool(found["has_experts"]),
+            adapter_rank=int(found["adapter_rank"]),
+            num_adapters=int(found["num_adapters"]),
         )
 
     def held(self) -> HeldVersions:

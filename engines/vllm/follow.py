@@ -1,4 +1,6 @@
-"""The process `vllm`: one server per slot, each with a thread that follows its assignment; one decoder for all of them.
+"""The process `vllm`: one server per slot, or one for all arms where the policy is trained by an adapter; one decoder for all of them.
+
+Each server has a thread that follows its assignments.
 
 A server is found again after a restart of this process, and ended with all its workers:
 
@@ -17,15 +19,27 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
+from contracts.assignments import LIVE, SLOTS
 from contracts.errors import InvalidSettings
 from engines.cards import environment_on
-from engines.following.follower import GivenServer, SlotFollower
+from engines.following.driver import ServerFacts
+from engines.following.follower import GivenServer, ServerFollower, SlotFollower
 from engines.following.process import Host, follow
+from engines.vllm.adapters import (
+    AdapterServer,
+    ArmsFollower,
+    adapter_arguments,
+    adapter_rank,
+    check_base,
+    check_facts,
+)
 from engines.vllm.deliver import VllmServer
 from engines.vllm.launch import make_plug_in, serve_command, serve_environment
 from engines.vllm.settings import VllmSettings
@@ -44,11 +58,41 @@ def main(home: Path, stop: threading.Event) -> None:
     settings, own = load_settings(home), load_section(home, "vllm", VllmSettings)
     if own.python is not None and not os.access(own.python, os.X_OK):
         raise InvalidSettings(f"[vllm] python: {own.python} is no interpreter; `make vllm` makes .vllm/bin/python")
-    host = Host.of(settings, "vllm", own.weights)
-    follow(host, [_follower(host, own, number) for number in range(len(own.slots))], stop)
+    rank, host = adapter_rank(home), Host.of(settings, "vllm", own.weights)
+    followers: list[ServerFollower[Any]]
+    if rank is None:
+        followers = [_slot_follower(host, own, number) for number in range(len(own.slots))]
+    else:
+        own = with_adapters(own, rank)
+        followers = [_arms_follower(host, own, number) for number in range(len(own.slots))]
+    follow(host, followers, stop)
 
 
-def _follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
+def with_adapters(own: VllmSettings, rank: int) -> VllmSettings:
+    """The settings where each server holds every arm, as adapters: so many servers as are given, or as one arm is named."""
+    urls = tuple(dict.fromkeys(own.urls))
+    num_servers = len(urls) or max(own.slots.count(arm) for arm in own.slots)
+    arguments = (*adapter_arguments(rank, len(SLOTS)), *own.arguments)
+    return own.model_copy(update={"urls": urls, "slots": (LIVE,) * num_servers, "arguments": arguments})
+
+
+def _slot_follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
+    return host.follower(SlotFollower, "vllm", (own.slots[number],), drive=VllmServer, **_parts(host, own, number))
+
+
+def _arms_follower(host: Host, own: VllmSettings, number: int) -> ArmsFollower:
+    base, parts = Path(host.settings.base), _parts(host, own, number)
+    make = partial(ArmsFollower, base=base, base_root=host.base_root)
+
+    def check(facts: ServerFacts, url: str) -> None:
+        check_facts(facts, host.settings, url)
+        check_base(facts, base, host.base_root(), url)
+
+    return host.follower(make, "vllm", SLOTS, drive=AdapterServer, **(parts | {"check": check}))
+
+
+def _parts(host: Host, own: VllmSettings, number: int) -> dict[str, Any]:
+    """What followers of either sort have: see `Host.follower`."""
     settings, name = host.settings, f"{own.name}-{number + 1}"
     key, is_cpu, plug_in = engine_key(settings.home), settings.device == "cpu", make_plug_in(host.folder / "plug_in")
     server = (
@@ -62,8 +106,12 @@ def _follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
             lambda lease: serve_environment(environment_on(settings.device), plug_in, lease, key, own),
         )
     )
-    slot, region = own.slots[number], own.region or settings.region
-    return host.follower("vllm", name, slot, region=region, server=server, drive=VllmServer)
+    return {
+        "name": name,
+        "region": own.region or settings.region,
+        "server": server,
+        "check": lambda facts, url: check_facts(facts, settings, url),
+    }
 
 
 class RunningServer(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ _CPU_ENVIRONMENT = {
 }
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that change weights
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # and those that load adapters
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }

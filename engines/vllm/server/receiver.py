@@ -236,8 +236,10 @@ class WorkerExtension:
 
     def millrace_facts(self) -> dict[str, object]:
         """How the server was started, for the driver."""
-        config = self.vllm_config.model_config
+        config, lora = self.vllm_config.model_config, self.vllm_config.lora_config
         return {
+            "adapter_rank": int(lora.max_lora_rank) if lora else 0,
+            "num_adapters": int(lora.max_loras) if lora else 0,
             "model": str(config.model),
             "tokenizer": str(config.tokenizer),
             "dtype": str(config.dtype).removeprefix("torch."),

@@ -149,6 +149,8 @@ class EnginePool:
         seconds = self.patience_seconds if is_patient else min(_ACCEPT_SECONDS, self.patience_seconds)
         if "support" not in member.row.abilities:
             progress.request = progress.request._replace(with_support=False)
+        named = slot.version if slot and "adapters" in member.row.abilities else None
+        progress.request = progress.request._replace(adapter=named)
         request = progress.request.salted(slot.version if slot else None)
         body = wire.body(request._replace(model=slot.model) if slot else request, progress.made)
         with member.working():

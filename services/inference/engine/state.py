@@ -16,6 +16,8 @@ _CODES = (
 _REFUSALS = {kind.code: kind for kind in _CODES}
 _NOT_TAKEN = (errors.Unavailable.code, errors.EngineRestarted.code)
 _BAD_REQUEST, _KEYLESS, _TOO_LARGE, _UNPROCESSABLE, _TOO_MANY, _UNAVAILABLE = 400, (401, 403), 413, 422, 429, 503
+_UNKNOWN_NAME = "404"
+"""What vLLM says of an adapter that it does not hold."""
 _LONGEST_WAIT_SECONDS = 60
 _SHOWN_CHARACTERS = 300
 
@@ -70,6 +72,8 @@ def read_refusal(status: int, retry_after: bytes, content: bytes) -> errors.Mill
         return errors.EngineFailed(f"the engine refuses this process's key ({status}); {remedy}")
     if status == _UNAVAILABLE and code in _NOT_TAKEN:
         return RequestNotTaken(f"the engine answered {status}: {message}")
+    if (code, failure.param) == (_UNKNOWN_NAME, "model"):
+        return RequestNotTaken(f"the engine does not hold what it is said to, as after a start: {message}")
     kind = _REFUSALS.get(code, errors.InvalidRequest if status in (_BAD_REQUEST, _TOO_LARGE, _UNPROCESSABLE) else None)
     if _BAD_REQUEST <= status < 500 and kind is not None:  # noqa: PLR2004 the HTTP class boundary
         return kind(message, param=failure.param)

@@ -119,13 +119,13 @@ class VllmWorld:
         with self.database.snapshot() as connection:
             return next(iter(read_replicas(connection, POLICY)), None)
 
-    def assign(self, version: int, root: str | None = None) -> None:
-        """Point the live arm at a version."""
+    def assign(self, version: int, root: str | None = None, arm: str = LIVE) -> None:
+        """Point an arm at a version."""
         with self.database.transaction() as connection:
-            held = assignments.read(connection, POLICY)[LIVE]
+            held = assignments.read(connection, POLICY).get(arm)
             root = root or self.store.manifest(POLICY, version).target_root
             assignments.move(
-                connection, policy=POLICY, arm=LIVE, version=version, expected_epoch=held.epoch, writer="test",
+                connection, policy=POLICY, arm=arm, version=version, expected_epoch=held.epoch if held else 0, writer="test",
                 reason="test", share=1.0, root=root, run=self.settings.run,
             )  # fmt: skip
 
@@ -154,12 +154,12 @@ class VllmWorld:
         limits = httpx.Limits(max_keepalive_connections=0)  # as the process under test
         return httpx.Client(base_url=row.url, headers=headers, timeout=120.0, limits=limits)
 
-    def events(self, prompt: Sequence[int], **sampling: Any) -> Iterator[dict[str, Any]]:
-        """The events of one streamed answer."""
+    def events(self, prompt: Sequence[int], *, model: str = POLICY, **sampling: Any) -> Iterator[dict[str, Any]]:
+        """The events of one streamed answer. `sampling`: vLLM's parameters."""
         params = {"temperature": 1.0, "max_tokens": 24, "logprobs": 1, "ignore_eos": True, "seed": 1} | sampling
         body = {
             "request_id": "t",
-            "model": POLICY,
+            "model": model,
             "token_ids": list(prompt),
             "stream": True,
             "sampling_params": params,

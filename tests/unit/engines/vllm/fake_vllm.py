@@ -136,7 +136,7 @@ class FakeVllm(WorkerExtension):
             model="/base", tokenizer="/base", dtype=torch.float32, logprobs_mode="processed_logprobs", max_logprobs=21
         )
         experts = SimpleNamespace(enable_return_routed_experts=False)
-        self.vllm_config = SimpleNamespace(model_config=self.config, aux_output_config=experts)
+        self.vllm_config = SimpleNamespace(model_config=self.config, aux_output_config=experts, lora_config=None)
         self.has_generate = True
         self._is_active = False
 

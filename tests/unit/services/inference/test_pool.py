@@ -446,6 +446,18 @@ def test_raw_logprobs_are_recorded_as_such(replicas: Replicas) -> None:
     assert replicas.logged()[0].sampling.raw_logprobs
 
 
+def test_adapters_are_asked_for_by_name_and_their_tokens_are_of_that_version(replicas: Replicas) -> None:
+    for name, engine in replicas.engines.items():
+        engine.labels_base, engine.resident = True, {3, 4}
+        abilities = frozenset({"spans", "logprobs", "adapters"})
+        replicas.tell(name, kind="vllm", abilities=abilities, slots={"live": 3, "candidate": 4})
+    replicas.ask()
+    replicas.ask(model="demo@v4")
+    asked = [request["model"] for engine in replicas.engines.values() for request in engine.requests]
+    assert sorted(asked) == ["demo@v3", "demo@v4"]
+    assert {tuple(logged.spans) for logged in replicas.logged()} == {(Span(0, 3),), (Span(0, 4),)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("has", "num_drawable", "is_known"), [(True, 3, True), (True, 65, False), (False, 3, False)])
 def test_what_a_truncated_answer_was_drawn_from_is_recorded(

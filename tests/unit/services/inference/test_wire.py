@@ -17,10 +17,10 @@ from contracts.sampling import ExpertShape, Sampling, Span
 from engines.own.kind import own_body
 from engines.registry import KINDS, kind_of
 from engines.token_route import read_event
-from engines.vllm.kind import vllm_body
+from engines.vllm.kind import vllm_body, vllm_reader
 from engines.wire import EngineRequest, Piece, System
 from services.inference.engine.connection import Lines
-from services.inference.engine.state import Progress
+from services.inference.engine.state import Progress, RequestNotTaken, read_refusal
 
 SAMPLING = Sampling(temperature=0.7, max_tokens=8)
 REQUEST = EngineRequest("demo", [1, 2], SAMPLING, "one:0")
@@ -68,6 +68,24 @@ def test_our_engine_is_told_the_arm_whose_slot_is_meant() -> None:
     request = REQUEST._replace(arm="canary", model="demo@v4")
     assert (json.loads(own_body(request))["arm"], json.loads(own_body(request))["model"]) == ("canary", "demo@v4")
     assert "arm" not in json.loads(own_body(request._replace(arm="live")))
+
+
+def test_vllm_is_told_the_name_of_an_adapter_and_its_tokens_have_that_version() -> None:
+    request = REQUEST._replace(adapter=4)
+    assert json.loads(vllm_body(request))["model"] == "demo@v4"
+    assert json.loads(vllm_body(request._replace(model="demo@v0", adapter=0)))["model"] == "demo", "the base"
+    assert "model" not in json.loads(vllm_body(REQUEST._replace(model="demo@v4"))), "it holds one version"
+    read = vllm_reader(request, 2)
+    assert read(event(5)).spans == [Span(2, 4)]
+    assert read(event(6, reason="stop", weight_versions=versions(("default", 0, 2)))).spans == [Span(2, 4)]
+    with pytest.raises(EngineFailed, match="the base under the adapter v4 is v7"):
+        read(event(7, weight_versions=versions(("v7", 0, 1))))
+    assert vllm_reader(REQUEST, 2)(event(5, weight_versions=versions(("v7", 0, 1)))).spans == [Span(2, 7)]
+
+
+def test_a_server_that_forgot_an_adapter_did_not_take_the_request() -> None:
+    error = {"message": "The model `demo@v9` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
+    assert isinstance(read_refusal(404, b"", json.dumps({"error": error}).encode()), RequestNotTaken)
 
 
 def test_vllm_cannot_go_on_where_a_grammar_or_a_penalty_counts_what_was_made() -> None:

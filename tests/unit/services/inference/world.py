@@ -69,6 +69,7 @@ class FakeEngine:
         cached: of each answer, how many tokens of the prompt it had computed before; its last number is for all others.
         tells_cached_last: it says so as vLLM does, behind the last token, if asked for the usage.
         tells_version_last: it names the version of its tokens with the last one, as vLLM does.
+        labels_base: whatever was asked for, it says version 0, as vLLM does with adapters.
     """
 
     def __init__(self, says: str, version: int = 3) -> None:
@@ -83,7 +84,7 @@ class FakeEngine:
         self.mute = self.full = False
         self.num_drawable = 1000
         self.cached: list[int] = []
-        self.tells_cached_last = self.tells_version_last = False
+        self.tells_cached_last = self.tells_version_last = self.labels_base = False
         self.die_after: int | None = None
         self.stays_dead = False
         self.survives = False
@@ -147,7 +148,7 @@ class FakeEngine:
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
                 tells_version = place == (len(rest) - 1 if self.tells_version_last else 0)
-                spans = [(0, int(named or self.version))] if tells_version else []
+                spans = [(0, 0 if self.labels_base else int(named or self.version))] if tells_version else []
                 num_top = min(asked["sampling_params"]["logprobs"], self.num_drawable)
                 more = told_first if place == 0 else {}
                 yield event_of(token_id, spans, self._reason(place, rest), num_top, **more)
