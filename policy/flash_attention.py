@@ -25,7 +25,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from policy.tree_attention import Range
 
 log = structlog.get_logger()
 
@@ -33,6 +32,8 @@ _NUMBERS = 7
 """Numbers of a part: pairs of ranges, longest query and key range, first and last query, first and last key."""
 _WIDEST = 256
 """Widths of a head that the kernel takes are multiples of 8 up to this."""
+Range = tuple[int, int, int]
+"""Of a run: its first token, the one after its last, and the one after its last descendant."""
 _TRIAL: tuple[Range, ...] = ((0, 5, 14), (5, 8, 8), (8, 10, 14), (10, 14, 14), (14, 17, 17))
 """Two roots; the first has two children, and the second of them a child."""
 _FAR = 0.03

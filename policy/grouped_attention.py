@@ -14,12 +14,22 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from policy.packing import Node, Packing
 
 _WASTE = 1.25
 """Within attention, nodes are padded by at most this factor."""
 _MOST_MASK = 2**24
 """Elements of a mask; a node that would need a larger one is cut into pieces, each the parent of the next."""
+
+
+class Node(NamedTuple):
+    """A run of tokens."""
+
+    token_ids: np.ndarray
+    depth: int
+    """Tokens of its ancestors."""
+    parent: int | None
+    rows: list[int]
+    """Rows that end with this node."""
 
 
 class Group(NamedTuple):
@@ -30,7 +40,7 @@ class Group(NamedTuple):
 
 
 class NodeGroups(NamedTuple):
-    """NodeGroups that cover all nodes, and where the groups, padded and one after the other, have each token."""
+    """Groups that cover all nodes, and where the groups, padded and one after the other, have each token."""
 
     groups: tuple[Group, ...]
     order_N: torch.Tensor
@@ -89,13 +99,13 @@ def _alike(nodes: list[Node]) -> list[list[int]]:
 def grouped_attention(
     module: Any,
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    packing: Packing,
+    groups: NodeGroups,
     sliding_window: int | None,
     **options: Any,
 ) -> torch.Tensor:
     """Attention as transformers calls it: `states` are query, key and value [1, heads, N, D]. Returns [1, N, heads, D]."""
     found = []
-    for group in packing.groups.groups:
+    for group in groups.groups:
         before = group.ancestors_P if sliding_window is None else group.ancestors_P[-sliding_window:]
         nodes = [_nodes_of(each, group.nodes_GL) for each in states]
         if len(before):
@@ -104,7 +114,7 @@ def grouped_attention(
         mask = _mask(len(before), group.nodes_GL.shape[1], sliding_window, states[0].device)
         seen, _ = sdpa_attention_forward(module, *nodes, mask, **options)
         found.append(seen.flatten(0, 1))
-    return torch.cat(found).index_select(0, packing.groups.order_N)[None]
+    return torch.cat(found).index_select(0, groups.order_N)[None]
 
 
 def _nodes_of(states: torch.Tensor, nodes_GL: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,31 +24,19 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from policy.flash_attention import plan_of, problem_on
-from policy.grouped_attention import NodeGroups, grouped, grouped_attention
+from policy.grouped_attention import Node, NodeGroups, grouped, grouped_attention
 from policy.load import is_paged
 from policy.tree_attention import can_compute, tree_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from policy.flash_attention import FlashPlan
-    from policy.tree_attention import Range
+    from policy.flash_attention import FlashPlan, Range
 
 ATTENTION = "millrace_packed"
 """The name under which transformers finds the attention below."""
 LEAST_SHARED = 16
 """A shorter common prefix is computed by each row: sharing it would cost more."""
-
-
-class Node(NamedTuple):
-    """A run of tokens."""
-
-    token_ids: np.ndarray
-    depth: int
-    """Tokens of its ancestors."""
-    parent: int | None
-    rows: list[int]
-    """Rows that end with this node."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +210,7 @@ def _packed_attention(
         return tree_attention(query, key, value, packing.tree, scale).transpose(1, 2), None
     if type(packing.tree) is tuple:  # a model that the CPU's kernel does not take is padded
         raise ValueError("these states need a packing in groups")
-    return grouped_attention(module, (query, key, value), packing, sliding_window, **options), None
+    return grouped_attention(module, (query, key, value), packing.groups, sliding_window, **options), None
 
 
 def _states(model: Any, row: np.ndarray) -> torch.Tensor:

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from policy.flash_attention import FlashPlan, flash_attention, takes
+from policy.flash_attention import FlashPlan, Range, flash_attention, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-Range = tuple[int, int, int]
-"""Of a run: its first token, the one after its last, and the one after its last descendant."""
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 the public call hides the denominator
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 as above

@@ -59,6 +59,7 @@ ROWS = (
     row("trainer, anchor computed", 110, "steps:trainer"),
     row("plain step (L1)", 50, "steps:plain"),
     row("plain step, blocks compiled (L2)", 80, "steps:plain", compiled=True),
+    row("trainer, layers compiled", 90, "steps:trainer", compile_layers=True),
     row("trainer, anchor given", 80, "steps:trainer", anchor="given"),
     row("trainer, no anchor", 60, "steps:trainer", anchor="none"),
     row("adapter of rank 8", 60, "steps:trainer", adapter=R8),

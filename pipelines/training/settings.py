@@ -50,8 +50,7 @@ class TrainingSettings(Section):
     learning_rate: float = Field(default=1e-4, ge=0)
     """Learning rate of AdamW, constant. The smaller it is, the fewer bits of the published weights change."""
     adapter: AdapterSettings | None = None
-    """Train a LoRA adapter, such as `{ rank = 8, alpha = 32 }`, beside weights that stay as they are. Its learning rate is about ten
-    times that of the whole model. It stays the same within a run."""
+    """Train a LoRA adapter, such as `{ rank = 8 }`, not all weights, at about ten times the rate; the same for a run."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of AdamW. The KL to the anchor is the regulariser here."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
@@ -90,13 +89,15 @@ class TrainingSettings(Section):
     """What forward and backward passes compute with: by default bfloat16 on a GPU or with `masters = "host"`, else float32. Masters,
     moments, log-probs and loss are float32 in any case."""
     masters: Literal["auto", "device", "host"] = "auto"
-    """Where float32 masters and moments are: on the device, which then holds 18 bytes per parameter with bfloat16, or in host memory (12),
-    stepped by `num_threads` CPU threads, with 4 to 6 on the device; by default where they fit."""
+    """Where float32 masters and moments are: on the device (18 bytes per parameter with bfloat16), or in host memory (12, and 4 to 6 on
+    the device); by default where they fit."""
     recompute: Literal["auto", "always", "never"] = "auto"
-    """Compute the layers again in the backward pass, to hold fewer activations: by default for a row longer than the token budget, and
-    for all once a row did not fit into memory."""
+    """Compute layers again in the backward pass, to hold less: by default for a row longer than the token budget, and for all once one
+    did not fit."""
     deterministic: bool = True
     """On a GPU, sum in a fixed order where torch can: not in flash attention's backward pass. `false` saves about 3% of a step."""
+    compile_layers: bool = False
+    """Compile the layers on a GPU; not measured yet."""
     old_versions: int = Field(default=8, ge=0)
     """Versions between a sample's oldest token and the current weights, above which it is old. At most a quarter of a full batch is
     old; the others wait for the next one. No sample is refused for its lag."""

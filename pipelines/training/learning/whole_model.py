@@ -66,6 +66,8 @@ class WholeModel(TrainedParameters):
         self.model = model
         super().__init__(trained, settings, on, identity)
         self.scorer = TokenScorer(model)
+        if settings.compile_layers and on.type == "cuda":
+            self.scorer.compile_layers()
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self._correcting = Objective(settings.ratio_bound, 0.0)
         self._step_bound, self._recompute = settings.step_bound, settings.recompute

@@ -12,10 +12,10 @@ import torch
 from structlog.testing import capture_logs
 
 from policy.compiled import compiled_layers
-from policy.flash_attention import FlashPlan, flash_attention, plan_of, problem_on, takes
+from policy.flash_attention import FlashPlan, Range, flash_attention, plan_of, problem_on, takes
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable, pack, packed_states
-from policy.tree_attention import Range, tree_attention
+from policy.tree_attention import tree_attention
 from tests.models import tiny_model
 
 TREES: dict[str, tuple[Range, ...]] = {
