@@ -19,9 +19,8 @@ class EngineSettings(Section):
     weights: str | None = Field(default=None, pattern=REMOTE)
     """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's `millrace cache`."""
     slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
-    """The arms that this replica holds, of `live`, `candidate`, `learning`, `canary`, `holdout`; each is a copy of the model,
-    or an adapter over one copy. Without any candidate slot nothing can be gated; without a canary slot no version is proven on a few users
-    first."""
+    """The arms that this replica holds, of `live`, `candidate`, `learning`, `canary`, `holdout`; each is a copy of the model, or an adapter over
+    one copy."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of one step; a trainer usually computes on the same machine."""
     page_size: int = Field(default=128, ge=16)
