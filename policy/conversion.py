@@ -213,8 +213,9 @@ def _recorded(model: Any) -> dict[str, CheckpointTensor]:
             raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only floating point can be published")
     owners = {_storage_of(tensor): name for name, tensor in blank.items()}
     with _Recorder() as recorder:
+        is_of_transformers = isinstance(model, PreTrainedModel) or hasattr(model, "_weight_conversions")
         converted: dict[str, torch.Tensor] = (
-            revert_weight_conversion(model, dict(blank)) if isinstance(model, PreTrainedModel) else dict(blank)
+            revert_weight_conversion(model, dict(blank)) if is_of_transformers else dict(blank)
         )
 
     def place_of(tensor: torch.Tensor) -> Place:
