@@ -93,8 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     cases = [
         (shape, options.tokens, again, masters)
         for shape in options.shape or ("8b", "70b")
-        for again in (False, True)
-        for masters in ("device", "host")
+        for again, masters in ((False, "device"), (True, "device"), (True, "host"))
     ]
     # Each in a process of its own: torch 2.13 crashes where fake tensors of two modes were in one. This one computes nothing.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
