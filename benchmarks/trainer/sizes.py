@@ -2,9 +2,9 @@
 
 usage: python -m benchmarks.trainer.sizes [--shape 8b|70b|tiny] [--tokens N] [--json]
 
-The forward and backward pass are the trainer's own (packed rows, tree attention, layers that run again, the head in pieces, bfloat16 by
-autocast), and so is AdamW. Every storage that an operation makes is counted until it is freed. Whoever shards the state over GPUs divides
-masters, gradients, moments and reference by their number.
+The forward and backward pass are the trainer's own (packed rows, tree attention, layers that run again, the head in pieces, weights in
+bfloat16), and so is AdamW over float32 masters, on the device or in host memory. Every storage that an operation makes is counted until it
+is freed. Whoever shards the state over GPUs divides all but activations by their number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import multiprocessing
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.report import print_table, write_report
+from pipelines.training.learning.device import Precision
+from pipelines.training.learning.placement import Placement
+from pipelines.training.learning.working import MasterAdamW, make_pairs
 from policy.logprobs import TokenScorer
 from policy.packing import ATTENTION, pack
 
@@ -87,7 +90,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="of one forward pass")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    cases = [(shape, options.tokens, again) for shape in options.shape or ("8b", "70b") for again in (False, True)]
+    cases = [
+        (shape, options.tokens, again, masters)
+        for shape in options.shape or ("8b", "70b")
+        for again, masters in ((False, "device"), (True, "device"), (True, "host"))
+    ]
     # Each in a process of its own: torch 2.13 crashes where fake tensors of two modes were in one. This one computes nothing.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         rows = pool.starmap(sizes, cases, chunksize=1)
@@ -98,25 +105,27 @@ def main(arguments: Sequence[str]) -> None:
         print(f"written: {write_report('trainer-sizes', {'tokens': options.tokens, 'rows': rows})}")
 
 
-def sizes(shape: str, num_tokens: int, recompute: bool) -> dict[str, Any]:
-    """GiB by part at the peak of a step, and bytes per parameter that are resident between steps."""
+def sizes(shape: str, num_tokens: int, recompute: bool, masters: Literal["device", "host"]) -> dict[str, Any]:
+    """GiB of the device by part at the peak of a step, and of the host; bytes per parameter that are resident between steps."""
     config = Qwen3Config(vocab_size=151_936, num_key_value_heads=8 if shape != "tiny" else 2, **SHAPES[shape])
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = Qwen3ForCausalLM(config).eval()
         model.config._attn_implementation = ATTENTION  # noqa: SLF001 as `make_packable` does
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        # As `frozen_copy` holds them; a model of fake tensors cannot be copied safely.
-        reference = [parameter.detach().to(torch.bfloat16) for parameter in model.parameters()]
+        pairs = make_pairs(model, Precision(torch.device("cpu"), is_reduced=True), Placement(masters))
+        optimizer = MasterAdamW([*pairs.values()], weight_decay=0.0)
+        # As the frozen copy holds them; a model of fake tensors cannot be copied safely.
+        reference = [parameter.detach().clone() for parameter in model.parameters()]
         count = sum(parameter.numel() for parameter in model.parameters())
-        _step(model, optimizer, num_tokens, recompute=recompute)  # allocates gradients and moments
-        moments = sum(
-            each.numel() * each.element_size() for state in optimizer.state.values() for each in state.values()
-        )
+        _step(model, optimizer, num_tokens, recompute=recompute)  # allocates gradients
+        state = {
+            "masters": _bytes(master for master, _ in pairs.values()),
+            "moments": _bytes(each for state in optimizer.state.values() for each in state.values()),
+        }
         resident = {
-            "masters": _bytes(model.parameters()),
+            "weights": _bytes(model.parameters()),
             "gradients": _bytes(parameter.grad for parameter in model.parameters()),
-            "moments": moments,
             "reference": _bytes(reference),
+            **(state if masters == "device" else dict.fromkeys(state, 0)),
         }
         with _Made() as made:
             _step(model, optimizer, num_tokens, recompute=recompute)
@@ -124,14 +133,16 @@ def sizes(shape: str, num_tokens: int, recompute: bool) -> dict[str, Any]:
         "shape": shape,
         "parameters": count,
         "recompute": recompute,
+        "masters_in": masters,
         **{name: round(value / _GIB, 2) for name, value in resident.items()},
         "activations": round(made.peak / _GIB, 2),
         "peak": round((sum(resident.values()) + made.peak) / _GIB, 2),
+        "host": round(sum(state.values()) / _GIB if masters == "host" else 0.0, 2),
         "resident_bytes_per_parameter": round(sum(resident.values()) / count, 3),
     }
 
 
-def _step(model: Any, optimizer: torch.optim.Optimizer, num_tokens: int, *, recompute: bool) -> None:
+def _step(model: Any, optimizer: MasterAdamW, num_tokens: int, *, recompute: bool) -> None:
     """Rows of equal length, the second half of each sampled. Gradients stay: the trainer's are there at the next step's peak too."""
     random = np.random.default_rng(0)
     rows = [random.integers(0, model.config.vocab_size, num_tokens // ROWS) for _ in range(ROWS)]

@@ -34,7 +34,9 @@ def move(model: Any, precision: Precision) -> None:
     for name, parameter in model.named_parameters():
         is_narrow = precision.is_reduced and not (wide and re.search(wide, name))
         parameter.data = parameter.data.to(precision.device, torch.bfloat16 if is_narrow else torch.float32)
-    model.eval().to(precision.device)
+    for module in model.eval().modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(precision.device))
 
 
 def make_pairs(model: Any, precision: Precision, place: Placement) -> dict[str, Pair]:
