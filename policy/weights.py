@@ -27,6 +27,7 @@ from policy.conversion import (
     state_of,
     whole_parts,
 )
+from policy.off_device import ferry
 from weights.codec.delta import TensorChange
 from weights.tensors import Tensor, Tensors
 
@@ -118,9 +119,8 @@ class _Replaced(dict[str, torch.Tensor]):
 
 def tensors_of(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
     """A copy of every tensor: see `ModelBits`."""
-    return {
-        name: tensor._replace(data=tensor.data.copy()) for name, tensor in ModelBits(model, weights=weights).items()
-    }
+    bits = ModelBits(model, weights=weights)
+    return {name: t if _is_own(t.data) else t._replace(data=t.data.copy()) for name, t in bits.items()}
 
 
 def merge_changes(steps: Iterable[Changes]) -> dict[str, TensorChange]:
@@ -317,6 +317,13 @@ def _words_at(place: Place, state: State) -> Words:
 
 
 def _words(values: torch.Tensor) -> Words:
-    value = values.detach().to("cpu", torch.bfloat16).contiguous()
-    words: Words = value.view(-1).view(torch.int16).numpy().view("<u2")
+    flat = values.detach().to(torch.bfloat16).contiguous().view(-1).view(torch.int16)
+    words: Words = (ferry().bring(flat) if flat.is_cuda else flat.cpu().numpy()).view("<u2")
     return words
+
+
+def _is_own(words: Words) -> bool:
+    """True if numpy allocated the memory, so that no parameter can share it."""
+    while isinstance(words.base, np.ndarray):
+        words = words.base
+    return words.base is None

@@ -285,7 +285,7 @@ class _Traveller:
         self._base = base
         self._own: Tensors | None = None
         self._root = base_root
-        self.history = History() if history is None else history.copy()
+        self.history, self._owns_history = History() if history is None else history, history is None
 
     def own(self) -> Tensors:
         """The tensors, in memory of their own."""
@@ -313,6 +313,8 @@ class _Traveller:
         if is_kept:
             own.update(_copied({name: own[name] for name in whole}))
         self._root = hop.staged.target_root
+        if not self._owns_history:  # a byte per weight: copied only if it changes
+            self.history, self._owns_history = self.history.copy(), True
         advance_history(self.history, hop.manifest, hop.staged.moves)
 
 

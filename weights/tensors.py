@@ -15,6 +15,7 @@ from safetensors import SafetensorError, deserialize
 
 from contracts.errors import NotFound, WeightsRefused
 from contracts.files import open_plain, read_small
+from weights.cores import each
 from weights.files import write_durably
 
 SINGLE_FILE = "model.safetensors"
@@ -54,7 +55,12 @@ def digest_of(tensor: Tensor) -> str:
 
 def root_of(tensors: Mapping[str, Tensor]) -> str:
     """The identity of a whole policy: blake3 over the sorted (name, dtype, shape, blake3 of data), hex."""
-    return root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in tensors.items())
+
+    def leaf(name: str) -> tuple[str, str, tuple[int, ...], str]:
+        tensor = tensors[name]
+        return name, tensor.dtype, tensor.shape, digest_of(tensor)
+
+    return root_of_leaves(each(leaf, [*tensors], [tensor.data.size for tensor in tensors.values()]))
 
 
 def root_of_leaves(leaves: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:

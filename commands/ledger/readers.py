@@ -22,8 +22,8 @@ from pathlib import Path
 from commands.ledger.logged import LogSide, Say, Stretch, read_stretch, side_of, stretches_of
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import EventLog
-from rewards.killable.cores import num_cores
 from runtime.settings import load_settings
+from weights.cores import num_cores
 
 Reopen = Callable[[], EventLog]
 """Opens the log again, in another process: it is pickled."""

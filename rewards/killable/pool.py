@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from rewards.killable.cores import num_cores
 from rewards.killable.process import ItemOutcome, NotStarted, Setup, WorkerProcess
+from weights.cores import num_cores
 
 NUM_WORKERS = max(2, min(8, num_cores()))
 

@@ -19,7 +19,6 @@ from pydantic import Field, field_validator
 
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.section import TaskSection
-from rewards.killable.cores import num_cores
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Sandbox, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed, ProgramTest, Suite, read_suite, same, same_text
@@ -36,6 +35,7 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
+from weights.cores import num_cores
 
 VERSION = 3
 _NO_MODULE = "ModuleNotFoundError"

@@ -34,6 +34,7 @@ _SCALE = np.uint64(SCALE_BITS)
 _TABLE = np.uint64(TABLE_BITS)
 _WORD = np.uint64(32)
 _ONE = np.uint64(1)
+_RUN = np.uint64(16)
 _SCALE_MASK = np.uint64((1 << SCALE_BITS) - 1)
 _STATE_MASK = NUM_STATES - 1
 _CLASS_MASK = NUM_CLASSES - 1
@@ -64,15 +65,25 @@ def level_of(row_code: Any, column_code: Any) -> Any:
 
 
 @compiled
-def add_levels(contexts: Words, row_codes: Bytes, column_codes: Bytes, levelled: Words) -> None:
-    """Write the contexts with their levels in the upper bits, uint32, into `levelled`."""
-    place = 0
-    for row in range(row_codes.size):
-        code = row_codes[row]
-        for column in range(column_codes.size):
-            level = np.uint32(level_of(code, column_codes[column]))
-            levelled[place] = level << np.uint32(LEVEL_BITS) | np.uint32(contexts[place])
-            place += 1
+def add_levels(contexts: Words, first: int, row_codes: Bytes, column_codes: Bytes, levelled: Words) -> None:
+    """Write the contexts of neighbours, from weight `first` on, with their levels in the upper bits, uint32, into `levelled`."""
+    columns, place = column_codes.size, 0
+    row, column = divmod(first, columns)
+    while place < contexts.size:
+        code, end = row_codes[row], min(place + columns - column, contexts.size)
+        for at in range(place, end):
+            level = np.uint32(level_of(code, column_codes[column + at - place]))
+            levelled[at] = level << np.uint32(LEVEL_BITS) | np.uint32(contexts[at])
+        place, row, column = end, row + 1, 0
+
+
+@compiled
+def add_levels_at(contexts: Words, places: Words, row_codes: Bytes, column_codes: Bytes, levelled: Words) -> None:
+    """As `add_levels`, for the weights at these places."""
+    for index in range(contexts.size):
+        row, column = divmod(np.int64(places[index]), column_codes.size)
+        level = np.uint32(level_of(row_codes[row], column_codes[column]))
+        levelled[index] = level << np.uint32(LEVEL_BITS) | np.uint32(contexts[index])
 
 
 @compiled
@@ -265,10 +276,27 @@ def read_value(state: np.uint64, coded: Words, used: int, same: np.uint64, row: 
 
 
 @compiled
+def skip_runs(
+    contexts: Words, hazards: Words, place: np.uint64, end: np.uint64, time: np.uint64, last: np.uint64
+) -> tuple[np.uint64, np.uint64]:
+    """Skip weights, in runs, which the compiler vectorises, while the time after them is at most `last`; the place and its time."""
+    while place + _RUN <= end:
+        run = np.uint32(0)
+        for offset in range(_RUN):
+            run += hazards[np.uint64(contexts[place + np.uint64(offset)])]
+        if time + np.uint64(run) > last:
+            break
+        time += np.uint64(run)
+        place += _RUN
+    return place, time
+
+
+@compiled
 def skip_limit(
     contexts: Words, hazards: Words, place: np.uint64, end: np.uint64, time: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
     """Skip weights until an escape's time is over; returns the place and the time beyond it."""
+    place, time = skip_runs(contexts, hazards, place, end, time, np.uint64(LIMIT) - _ONE)
     while time < np.uint64(LIMIT) and place < end:
         time += np.uint64(hazards[np.uint64(contexts[place])])
         place += _ONE
@@ -288,15 +316,15 @@ def decode_block(
     finder: Bytes,
     agreement: Words,
     rows: Words,
-    first: int,
-    end: int,
+    origin: int,
     coded: Words,
     places: Words,
     words: Words,
     moved_down: Bytes,
 ) -> bool:
-    """Decode one block, the weights [first, end): fill `places`, `words` and `moved_down`, one item per change.
+    """Decode one block: fill `places`, `words` and `moved_down`, one item per change.
 
+    `old`, `states` and `contexts` are the block's own; its first weight is number `origin` of the tensor.
     `agreement` has, per direction context, the probability that a change has the expected direction, in units of
     2**-TABLE_BITS; `rows` has, per class, the cumulative frequencies of its tokens; `coded` are the block's words. False: they
     are not a valid block.
@@ -306,10 +334,10 @@ def decode_block(
     if coded.size < _STATE_WORDS:
         return False
     state, used = np.uint64(coded[0]) | np.uint64(coded[1]) << _WORD, _STATE_WORDS
-    limit, last = np.uint64(LIMIT), np.uint64(end)
+    limit, last = np.uint64(LIMIT), np.uint64(old.size)
     escape_start = np.uint64(bounds[NUM_BUCKETS])
     escape_freq = (_ONE << _SCALE) - escape_start
-    place = np.uint64(first)
+    start_of_block, place = np.uint64(origin), np.uint64(0)
     for index in range(places.size):
         time = np.uint64(0)
         slot = state & _SCALE_MASK
@@ -320,6 +348,7 @@ def decode_block(
         if slot >= escape_start:
             return False
         sought, after = find_time(slot, bounds, finder), np.uint64(0)
+        place, time = skip_runs(contexts, hazards, place, last, time, sought)
         while place < last:
             after = time + np.uint64(hazards[np.uint64(contexts[place])])
             if after > sought:
@@ -334,12 +363,12 @@ def decode_block(
         freq = cumulative(min(after, limit), bounds) - start
         state, used = refill(freq * (state >> _SCALE) + slot - start, coded, used)
         context = np.int64(contexts[place])
-        direction, is_down = direction_of(place, states[place], row_codes, column_codes)
+        direction, is_down = direction_of(place + start_of_block, states[place], row_codes, column_codes)
         row = rows[context >> CLASS_BITS & _CLASS_MASK]
         state, used, agrees, size = read_value(state, coded, used, np.uint64(agreement[direction]), row)
         is_down = is_down == agrees
         before = ordinal(np.uint64(old[place]), width, is_float)
-        places[index] = place
+        places[index] = place + start_of_block
         words[index] = ordinal((before - size if is_down else before + size) & everything, width, is_float)
         moved_down[index] = is_down
         place += _ONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import accumulate, islice, pairwise
 from typing import Final
@@ -70,7 +70,7 @@ def join_payload(header: Header, bodies: Iterable[bytes | memoryview]) -> bytes:
     return b"".join([MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *bodies])
 
 
-def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, Iterator[memoryview]]:
+def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, list[memoryview]]:
     """The header, the target's layout, and the bodies in its order. Raises WeightsRefused: `corrupt_payload`."""
     start = len(MAGIC) + _LENGTH_BYTES
     end = start + int.from_bytes(payload[len(MAGIC) : start], "little")
@@ -96,7 +96,7 @@ def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, 
     if min(lengths, default=0) < 0 or end + sum(lengths) != len(payload):
         raise corrupt(f"its tensors take {sum(lengths)} bytes, there are {len(payload) - end}")
     content, borders = memoryview(payload), pairwise(accumulate(lengths, initial=end))
-    return header, layout, (content[first:last] for first, last in borders)
+    return header, layout, [content[first:last] for first, last in borders]
 
 
 def corrupt(reason: str, tensor: str | None = None) -> WeightsRefused:

@@ -7,7 +7,8 @@ the distances of all elements in byte planes; `raw`. `stage` decodes and verifie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +29,23 @@ from weights.codec.container import (
     layout_of,
     split_payload,
 )
-from weights.codec.contexts import model_of
+from weights.codec.contexts import Tables, model_of
 from weights.codec.dense import decode_dense, encode_dense
 from weights.codec.history import History, Moves, no_moves
 from weights.codec.kernels import Words
-from weights.codec.sparse import MOST_WORDS, WIDEST, BaseTensor, CodedChanges, Encoder, decode_sparse, find_changes
+from weights.codec.sparse import (
+    LINE_BYTES,
+    MOST_WORDS,
+    WIDEST,
+    BaseTensor,
+    CodedChanges,
+    Encoder,
+    Places,
+    decode_sparse,
+    find_changes,
+    room_for,
+)
+from weights.cores import each
 from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
 from weights.versions.layout import parts_of
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest, check_schema
@@ -41,6 +54,11 @@ CODEC = "context-rans/1"
 _DENSE_FROM = 0.12
 """Density from which sparse and dense are both tried."""
 _WIDEST_ELEMENT = 16
+_MOST_KEPT = 0.3
+"""Share of a tensor's elements up to which their places are kept until they are described; more are found again."""
+_EXCHANGE_AT_ONCE = 1 << 16
+_HASH_AT_ONCE = 1 << 18
+"""Elements that are exchanged, or hashed, by one core at a time."""
 
 
 class Encoded(NamedTuple):
@@ -84,50 +102,117 @@ class Staged(NamedTuple):
     target_root: str
 
 
+class _Comparison(NamedTuple):
+    """A tensor of the target beside that of the base."""
+
+    digest: str
+    num_changed: int
+    places: Places | None
+    """None: all, or too many to keep until they are described."""
+    has_base: bool
+
+
 class _Way(NamedTuple):
     """A way to send a tensor; with `changes`, the sparse content is not coded yet."""
 
     head: TensorHead
     content: bytes | memoryview
+    moves: Moves | None = None
+    """None: the receivers forget the tensor's history."""
     changes: CodedChanges | None = None
 
 
 def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
     """Express `target` as a change of `base`; None: in full. A tensor costs at most its bytes plus 64. `history` is only read."""
-    known, history, layout = base or {}, history or History(), layout_of(target)
-    num_weights = sum(math.prod(shape) for _, _, shape in layout)
-    coder, leaves, ways, num_changed = Encoder(num_weights), [], [], 0
-    for name, dtype, shape in layout:
-        tensor = target[name]
-        leaves.append((name, dtype, shape, digest_of(tensor)))
-        way, changed = _first_look(coder, known.get(name), tensor, history, name)
-        ways.append(way)
-        num_changed += changed
-    models, moves = coder.fit(), {}
-    for number, (name, dtype, shape) in enumerate(layout):
-        way = ways[number]
-        if way.head.way == UNCHANGED:
-            moves[name] = no_moves(target[name])
-        elif way.changes is not None:
-            old = words_of(known[name])
-            held = BaseTensor(name, dtype, shape, old, history.states(name, old.size))
-            head, content = coder.code(held, way.changes)
-            if head.num_bytes <= way.head.num_bytes:
-                ways[number] = _Way(head, content)
-                moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
+    encoder = _VersionEncoder(base or {}, target, history or History())
+    layout, comparisons = encoder.layout, encoder.compare()
+    ways, models = encoder.choose(comparisons)
     same = base is not None and layout == layout_of(base)
-    heads = tuple(way.head for way in ways)
-    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
-    tables = {dtype: table for dtype, table in models.items() if dtype in used}
-    header = Header(None if same else layout, tables, heads)
+    header = Header(None if same else layout, models, tuple(way.head for way in ways))
+    leaves = [(*entry, comparison.digest) for entry, comparison in zip(layout, comparisons, strict=True)]
     return Encoded(
         join_payload(header, [way.content for way in ways]),
         root_of_leaves(leaves),
-        num_changed,
-        num_weights,
-        sum(target[name].data.size for name, _, _ in layout),
-        moves,
+        sum(comparison.num_changed for comparison in comparisons),
+        encoder.num_weights,
+        sum(encoder.sizes),
+        {entry[0]: way.moves for entry, way in zip(layout, ways, strict=True) if way.moves is not None},
     )
+
+
+class _VersionEncoder:
+    """Takes the tensors of a version one step further at a time; within a step they are independent of each other."""
+
+    def __init__(self, base: Mapping[str, Tensor], target: Mapping[str, Tensor], history: History) -> None:
+        self._base, self._target, self._history = base, target, history
+        self.layout = layout_of(target)
+        self.sizes = [target[name].data.size for name, _, _ in self.layout]
+        self.num_weights = sum(math.prod(shape) for _, _, shape in self.layout)
+
+    def compare(self) -> list[_Comparison]:
+        """Hash every tensor, and find what changed."""
+
+        def compare(entry: Entry) -> _Comparison:
+            tensor = self._target[entry[0]]
+            digest, after, old = digest_of(tensor), words_of(tensor), _alike(self._base.get(entry[0]), *entry[1:])
+            if old is None:
+                return _Comparison(digest, after.size, None, has_base=False)
+            places = find_changes(words_of(old), after)
+            is_kept = places.size <= _MOST_KEPT * after.size
+            return _Comparison(digest, places.size, places if is_kept else None, has_base=True)
+
+        return each(compare, self.layout, self.sizes)
+
+    def choose(self, comparisons: Sequence[_Comparison]) -> tuple[list[_Way], dict[str, Tables]]:
+        """The smallest way of every tensor, and the tables of those that are sparse, in the order in which their types appear."""
+        coder, described = Encoder(self.num_weights), self._described(comparisons)
+
+        def look(number: int) -> _Way:
+            return self._look(coder, self.layout[number], comparisons[number], is_described=described[number])
+
+        def code(number: int) -> None:
+            entry, way = self.layout[number], ways[number]
+            if way.changes is not None:
+                held = self._held(entry)
+                head, content = coder.code(held, way.changes)
+                moves = Moves(way.changes.places, way.changes.moved_down, held.old.size)
+                is_smaller = head.num_bytes <= way.head.num_bytes
+                ways[number] = _Way(head, content, moves) if is_smaller else way._replace(changes=None)
+
+        numbers = range(len(self.layout))
+        ways = each(look, numbers, self.sizes)
+        models = coder.fit()
+        each(code, numbers, self.sizes)
+        used = {dtype for (_, dtype, _), way in zip(self.layout, ways, strict=True) if way.head.way == SPARSE}
+        order = dict.fromkeys(dtype for (_, dtype, _), is_one in zip(self.layout, described, strict=True) if is_one)
+        return ways, {dtype: models[dtype] for dtype in order if dtype in used}
+
+    def _described(self, comparisons: Sequence[_Comparison]) -> list[bool]:
+        """True where the changes are described; in the order of the layout, so that every machine describes the same ones."""
+        room, described = room_for(self.num_weights), []
+        for (name, _, _), comparison in zip(self.layout, comparisons, strict=True):
+            after = words_of(self._target[name])
+            can_be = comparison.has_base and after.itemsize <= WIDEST and after.size <= MOST_WORDS
+            described.append(can_be and 0 < comparison.num_changed <= room)
+            room -= comparison.num_changed if described[-1] else 0
+        return described
+
+    def _look(self, coder: Encoder, entry: Entry, comparison: _Comparison, *, is_described: bool) -> _Way:
+        after = words_of(self._target[entry[0]])
+        if not comparison.has_base:
+            return _smallest(None, after)
+        if comparison.num_changed == 0:
+            return _Way(TensorHead(), b"", no_moves(self._target[entry[0]]))
+        held = self._held(entry)
+        if not is_described:
+            return _smallest(held.old, after)
+        places = find_changes(held.old, after) if comparison.places is None else comparison.places
+        other = _smallest(held.old, after) if places.size / after.size > _DENSE_FROM else _raw(after)
+        return other._replace(changes=coder.look(held, after, places))
+
+    def _held(self, entry: Entry) -> BaseTensor:
+        old = words_of(self._base[entry[0]])
+        return BaseTensor(*entry, old, self._history.states(entry[0], old.size))
 
 
 def stage(
@@ -152,53 +237,59 @@ def stage(
     known = _checked_base(base, manifest, base_root)
     past = _checked_history(history, manifest)
     parts_of(manifest, payload)
-    header, layout, bodies = split_payload(payload, layout_of(known) if manifest.base_root is not None else None)
-    if strangers := header.models.keys() - {tensor.dtype for tensor in known.values()}:
+    known_layout = layout_of(known)
+    header, layout, bodies = split_payload(payload, known_layout if manifest.base_root is not None else None)
+    if strangers := header.models.keys() - {dtype for _, dtype, _ in known_layout}:
         raise corrupt(f"it has tables for {len(strangers)} types of which the base has no tensor")
     models = {dtype: model_of(tables) for dtype, tables in header.models.items()}
-    leaves, changes, moves = [], {}, {}
-    scratch = np.empty(max((tensor.data.size for tensor in known.values()), default=0), np.uint8)
-    for (name, dtype, shape), head, body in zip(layout, header.tensors, bodies, strict=True):
-        old = _alike(known.get(name), dtype, shape)
+
+    def decode(tensor: tuple[Entry, TensorHead, memoryview]) -> _Decoded:
+        entry, head, body = tensor
+        old = _alike(known.get(entry[0]), *entry[1:])
         if head.way == UNCHANGED and old is not None and not body:
-            leaves.append((name, dtype, shape, digest_of(old)))
-            moves[name] = no_moves(old)
-            continue
-        if head.way == SPARSE and old is not None and dtype in models:
+            return _Decoded(digest_of(old), no_moves(old), None)
+        if head.way == SPARSE and old is not None and entry[1] in models:
             before = words_of(old)
-            held = BaseTensor(name, dtype, shape, before, past.states(name, before.size))
-            words, moved = decode_sparse(held, models[dtype], head, body)
-            after = scratch[: before.nbytes].view(before.dtype)
-            np.copyto(after, before)
-            after[moved.places] = words
-            changes[name], moves[name] = TensorChange(dtype, shape, moved.places, words), moved
-        else:
-            after = _whole(old, (name, dtype, shape), head, body)
-            if dtype in ELEMENT_BYTES and after.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
-                raise corrupt(f"{after.nbytes} bytes are not a {dtype} tensor of shape {shape}", name)
-            changes[name] = TensorChange(dtype, shape, None, after)
-        leaves.append((name, dtype, shape, blake3(after.view(np.uint8).data).hexdigest()))
-    root = root_of_leaves(leaves)
+            held = BaseTensor(*entry, before, past.states(entry[0], before.size))
+            words, moves = decode_sparse(held, models[entry[1]], head, body)
+            change = TensorChange(*entry[1:], moves.places, words)
+            return _Decoded(_digest_after(before, moves.places, words), moves, change)
+        change = TensorChange(*entry[1:], None, _whole(old, entry, head, body))
+        return _Decoded(blake3(change.words.view(np.uint8).data).hexdigest(), None, change)
+
+    sizes = [ELEMENT_BYTES.get(dtype, 1) * math.prod(shape) for _, dtype, shape in layout]
+    decoded = each(decode, [*zip(layout, header.tensors, bodies, strict=True)], sizes)
+    root = root_of_leaves((*entry, found.digest) for entry, found in zip(layout, decoded, strict=True))
     if root != manifest.target_root:
         raise WeightsRefused("target_root", f"the tensors add up to {root}, not to {manifest.target_root}")
-    names = {name for name, _, _ in layout}
-    return Staged(changes, tuple(sorted(known.keys() - names)), moves, root)
+    names = [name for name, _, _ in layout]
+    by_name = [*zip(names, decoded, strict=True)]
+    return Staged(
+        {name: found.change for name, found in by_name if found.change is not None},
+        tuple(sorted(known.keys() - set(names))),
+        {name: found.moves for name, found in by_name if found.moves is not None},
+        root,
+    )
 
 
 def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
     """Make `tensors` the target, in place; returns the changes that undo it. Rewritten tensors are replaced: old arrays stay."""
     undo: dict[str, TensorChange] = {}
     added = staged.changes.keys() - tensors.keys()
+    parts: list[tuple[Words, Places, Words, Words]] = []
     for name, change in staged.changes.items():
         old = tensors.get(name)
         if change.places is not None and old is not None:
-            words = words_of(old)
-            undo[name] = TensorChange(old.dtype, old.shape, change.places, words[change.places])
-            words[change.places] = change.words
+            before, words = np.empty_like(change.words), words_of(old)
+            undo[name] = TensorChange(old.dtype, old.shape, change.places, before)
+            for start in range(0, before.size, _EXCHANGE_AT_ONCE):
+                part = slice(start, start + _EXCHANGE_AT_ONCE)
+                parts.append((words, change.places[part], change.words[part], before[part]))
             continue
         if old is not None:
             undo[name] = TensorChange(old.dtype, old.shape, None, words_of(old))
         tensors[name] = Tensor(change.dtype, change.shape, change.words.view(np.uint8))
+    each(_exchange, parts, [places.size * LINE_BYTES for _, places, _, _ in parts])
     for name in staged.removed:
         old = tensors.pop(name)
         undo[name] = TensorChange(old.dtype, old.shape, None, words_of(old))
@@ -211,20 +302,29 @@ def split_chunks(payload: bytes) -> list[memoryview]:
     return [view[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
 
 
-def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: History, name: str) -> tuple[_Way, int]:
-    after = words_of(new)
-    if (base := _alike(old, new.dtype, tuple(new.shape))) is None:
-        return _smallest(None, after), after.size
-    before = words_of(base)
-    places = find_changes(before, after)
-    if places.size == 0:
-        return _Way(TensorHead(), b""), 0
-    if places.size > coder.room or after.itemsize > WIDEST or after.size > MOST_WORDS:
-        return _smallest(before, after), places.size
-    held = BaseTensor(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
-    changes = coder.look(held, after, places)
-    other = _smallest(before, after) if places.size / after.size > _DENSE_FROM else _raw(after)
-    return other._replace(changes=changes), places.size
+class _Decoded(NamedTuple):
+    digest: str
+    moves: Moves | None
+    change: TensorChange | None
+
+
+def _exchange(part: tuple[Words, Places, Words, Words]) -> None:
+    tensor, places, words, before = part
+    before[:] = tensor[places]
+    tensor[places] = words
+
+
+def _digest_after(before: Words, places: Places, words: Words) -> str:
+    """The digest of a tensor once `words` stand at `places`, a piece at a time: it is never in memory as a whole."""
+    hasher, room = blake3(), np.empty(min(before.size, _HASH_AT_ONCE), before.dtype)
+    bounds = np.searchsorted(places, np.arange(0, before.size + _HASH_AT_ONCE, _HASH_AT_ONCE)).tolist()
+    for number, (first, last) in enumerate(pairwise(bounds)):
+        start = number * _HASH_AT_ONCE
+        piece = room[: min(_HASH_AT_ONCE, before.size - start)]
+        piece[:] = before[start : start + _HASH_AT_ONCE]
+        piece[places[first:last] - np.uint32(start)] = words[first:last]
+        hasher.update(piece.view(np.uint8).data)
+    return hasher.hexdigest()
 
 
 def _alike(old: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor | None:

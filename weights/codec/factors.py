@@ -16,9 +16,12 @@ import zstandard
 from weights.codec import kernels
 from weights.codec.coder import level_of
 from weights.codec.container import corrupt
+from weights.cores import each
 
 _LEVEL = 19
 _ITERATIONS = 8
+_CHANGES_AT_ONCE = 1 << 17
+_BYTES_OF_A_CHANGE = 5
 _WORTH_TRYING = 9
 """Changes per row and column from which factors can save bytes."""
 _WORTH_SENDING = 0.5
@@ -37,6 +40,16 @@ class SignFactors(NamedTuple):
 NO_FACTORS = SignFactors(np.empty(0, np.uint8), np.empty(0, np.uint8))
 
 
+class _Lines(NamedTuple):
+    """The changes of a matrix by row, or by column."""
+
+    ends: npt.NDArray[np.int64]
+    """Where the changes of each line end [lines]."""
+    others: npt.NDArray[np.uint32]
+    """The line across in which each change is, ascending within a line."""
+    moved_down: Codes
+
+
 def sides(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of a tensor: all its dimensions but the last, and the last."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
@@ -49,16 +62,18 @@ def fit_factors(
     num_rows, num_columns = sides(shape)
     if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):
         return None
-    rows = np.empty(num_rows, np.float32)
+    of_row, of_column = np.divmod(places, np.uint32(num_columns))
+    by_row = _Lines(np.searchsorted(of_row, np.arange(num_rows), "right"), of_column, moved_down)
+    by_column = _Lines(np.zeros(num_columns, np.int64), np.empty_like(of_row), np.empty_like(moved_down))
+    kernels.sort_by_column(of_row, of_column, moved_down, *by_column)
     columns = np.random.default_rng(0).standard_normal(num_columns).astype(np.float32)
     for _ in range(_ITERATIONS):
-        kernels.multiply_changes(places, moved_down, num_columns, rows, columns, True)
+        rows = _multiplied(by_row, columns)
         rows /= max(float(np.linalg.norm(rows)), 1e-9)
-        kernels.multiply_changes(places, moved_down, num_columns, rows, columns, False)
+        columns = _multiplied(by_column, rows)
         columns /= max(float(np.linalg.norm(columns)), 1e-9)
     factors = SignFactors(_codes(rows), _codes(columns))
-    row, column = np.divmod(places[unknown], np.uint32(num_columns))
-    row_codes, column_codes = factors.rows[row], factors.columns[column]
+    row_codes, column_codes = factors.rows[of_row[unknown]], factors.columns[of_column[unknown]]
     right = ((row_codes ^ column_codes) >> 3 == 1) == (moved_down[unknown] == 1)
     levels = level_of(row_codes, column_codes)
     seen, told = np.bincount(levels, minlength=kernels.NUM_LEVELS), np.bincount(levels, right, kernels.NUM_LEVELS)
@@ -83,6 +98,20 @@ def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> Si
     if plain.size != num_rows + num_columns or plain.max(initial=0) >= 16:  # noqa: PLR2004 four bits
         raise corrupt("its factors are not one code per row and column", name)
     return SignFactors(plain[:num_rows], plain[num_rows:])
+
+
+def _multiplied(lines: _Lines, given: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    values, size = np.empty(lines.ends.size, np.float32), lines.ends.size
+    step = max(1, size * _CHANGES_AT_ONCE // lines.others.size)
+
+    def multiply(first: int) -> None:
+        kernels.multiply_signs(
+            lines.ends, first, min(first + step, size), lines.others, lines.moved_down, given, values
+        )
+
+    starts = range(0, size, step)
+    each(multiply, starts, [_CHANGES_AT_ONCE * _BYTES_OF_A_CHANGE] * len(starts))
+    return values
 
 
 def _codes(values: npt.NDArray[np.float32]) -> Codes:

@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from weights.codec import kernels
+from weights.cores import each
 from weights.tensors import Tensor, words_of
 from weights.versions.manifest import NO_HISTORY
 
@@ -41,6 +42,12 @@ class Moves(NamedTuple):
 def no_moves(tensor: Tensor) -> Moves:
     """Of a tensor that did not change."""
     return Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), words_of(tensor).size)
+
+
+def _note(tensor: tuple[States, Moves]) -> None:
+    states, moved = tensor
+    kernels.age(states)
+    kernels.note_moves(states, moved.places, moved.moved_down)
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -71,6 +78,7 @@ class History:
         self.digest = self.next_digest(target_root)
         for name in self._states.keys() - moves.keys():
             del self._states[name]
+        kept = []
         for name, moved in moves.items():
             states = self._states.get(name)
             if states is None or states.size != moved.num_weights:
@@ -78,9 +86,9 @@ class History:
                     self._states.pop(name, None)
                     continue
                 states = np.zeros(moved.num_weights, dtype=np.uint8)
-            kernels.age(states)
-            kernels.note_moves(states, moved.places, moved.moved_down)
             self._states[name] = states
+            kept.append((states, moved))
+        each(_note, kept, [states.size for states, _ in kept])
 
     def reset(self) -> None:
         """Forget everything, as at an anchor."""

@@ -74,49 +74,71 @@ def find_changes(old: Words, new: Words, old_eights: Words, new_eights: Words, p
 
 
 @compiled
+def context_of(word: Any, state: Any, up: Any, down: Any, mask: Any) -> Any:
+    """The context of a weight: its class, word << up >> down & mask, and its state; uint32."""
+    kind = np.uint32(word) << np.uint32(up) >> np.uint32(down) & np.uint32(mask)
+    return kind | np.uint32(state & _STATE_MASK)
+
+
+@compiled
 def find_contexts(old: Words, states: Bytes, up: Any, down: Any, mask: Any, contexts: Words) -> None:
-    """The context of every weight: its class, word << up >> down & mask, and its state; uint16."""
-    up, down, mask = np.uint32(up), np.uint32(down), np.uint32(mask)
+    """The context of every weight; uint16."""
     for place in range(old.size):
-        contexts[place] = (np.uint32(old[place]) << up >> down & mask) | np.uint32(states[place] & _STATE_MASK)
+        contexts[place] = context_of(old[place], states[place], up, down, mask)
 
 
 @compiled
-def count_contexts(contexts: Words, stride: int, counts: Words) -> None:
+def count_contexts(old: Words, states: Bytes, up: Any, down: Any, mask: Any, stride: int, counts: Words) -> None:
     """Add up how often each context occurs, in one run of 64 weights of every `stride`; `counts` [contexts] int64."""
-    for start in range(0, contexts.size, 64 * stride):
-        for place in range(start, min(start + 64, contexts.size)):
-            counts[np.uint64(contexts[place])] += 1
+    for start in range(0, old.size, 64 * stride):
+        for place in range(start, min(start + 64, old.size)):
+            counts[np.uint64(context_of(old[place], states[place], up, down, mask))] += 1
 
 
 @compiled
-def expected_changes(contexts: Words, stride: int, hazards: Words) -> float:
+def expected_changes(old: Words, states: Bytes, up: Any, down: Any, mask: Any, stride: int, hazards: Words) -> float:
     """Changes that the hazards [contexts] predict for this tensor; from the same sample as `count_contexts`."""
     total, seen = np.uint64(0), 0
-    for start in range(0, contexts.size, 64 * stride):
-        end = min(start + 64, contexts.size)
+    for start in range(0, old.size, 64 * stride):
+        end = min(start + 64, old.size)
         for place in range(start, end):
-            total += np.uint64(hazards[np.uint64(contexts[place])])
+            total += np.uint64(hazards[np.uint64(context_of(old[place], states[place], up, down, mask))])
         seen += end - start
-    return np.float64(total) / (1 << TIME_BITS) * (contexts.size / max(seen, 1))
+    return np.float64(total) / (1 << TIME_BITS) * (old.size / max(seen, 1))
 
 
 @compiled
-def multiply_changes(
-    places: Words, moved_down: Bytes, columns: int, row_values: Words, column_values: Words, by_columns: bool
+def sort_by_column(rows: Words, columns: Words, moved_down: Bytes, ends: Words, places: Words, downs: Bytes) -> None:
+    """Write the rows and directions of changes, which are sorted by row, in the order of their columns; `ends` [columns] int64: zeros."""
+    for index in range(columns.size):
+        ends[columns[index]] += 1
+    total = 0
+    for column in range(ends.size):
+        count = ends[column]
+        ends[column] = total
+        total += count
+    for index in range(columns.size):
+        at = ends[columns[index]]
+        places[at], downs[at] = rows[index], moved_down[index]
+        ends[columns[index]] += 1
+
+
+@compiled
+def multiply_signs(
+    ends: Words, first: int, last: int, others: Words, downs: Bytes, given: Words, values: Words
 ) -> None:
-    """One half of a power iteration on the signs of the changes: rows from columns, or columns from rows; float32."""
-    if by_columns:
-        row_values[:] = 0
-    else:
-        column_values[:] = 0
-    for index in range(places.size):
-        row, column = divmod(np.int64(places[index]), columns)
-        sign = np.float32(-1.0 if moved_down[index] else 1.0)
-        if by_columns:
-            row_values[row] += sign * column_values[column]
-        else:
-            column_values[column] += sign * row_values[row]
+    """One half of a power iteration on the signs of the changes: values of the lines [first, last), float32, from those of the lines across.
+
+    `ends` [lines]: where the changes of each line end in `others`, the numbers of the lines across, and in `downs`.
+    """
+    index = ends[first - 1] if first else 0
+    for line in range(first, last):
+        value = np.float32(0)
+        while index < ends[line]:
+            other = given[others[index]]
+            value += -other if downs[index] else other
+            index += 1
+        values[line] = value
 
 
 @compiled

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.deltas import __main__ as weight_delta
+from benchmarks.deltas import threads
 from benchmarks.deltas.__main__ import go_through, main, measure_peers
 from benchmarks.deltas.peers import DeltaPeer, Words
 from benchmarks.deltas.tables import show
@@ -310,3 +311,13 @@ def test_the_report_names_no_folder(
     assert main(["--trace", str(tmp_path / "run.npz"), "--quick"]) == 0
     assert written == {}
     assert capsys.readouterr().out == "kept\n"
+
+
+def test_threads_change_no_byte() -> None:
+    figures = threads.measure([1, 2], rounds=1, layers=1, vocabulary=256)
+    assert figures["payloads_equal"]
+    assert figures["ratio"] > 100
+    assert [*figures["gb_s"]] == [1, 2]
+    with redirect_stdout(io.StringIO()) as shown:
+        threads.show(figures)
+    assert "decode and verify" in shown.getvalue()

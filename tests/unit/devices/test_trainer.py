@@ -50,6 +50,13 @@ def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_off_a_device_are_those_of_a_cpu(device: str, dtype: torch.dtype) -> None:
+    for kind in KINDS:
+        model = tiny_model(kind).to(dtype)
+        assert root_of(tensors_of(model.to(device))) == root_of(tensors_of(model.to("cpu")))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_is_that_of_float32_on_a_cpu(device: str, kind: str) -> None:
     expected = gradient("cpu", kind, precision="float32")

@@ -1,8 +1,12 @@
 """Small policies for the tests of this folder."""
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +24,20 @@ from weights.versions.signing import Signer
 
 POLICY = "reservations"
 DTYPES = {1: "I8", 2: "BF16", 4: "F32", 8: "F64"}
+
+
+@contextmanager
+def full_disk(name: str) -> Iterator[None]:
+    """No file whose path ends with `name` can be made durable: the disk is full, as its last sync says on a network file system."""
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with patch("os.fsync", fsync):
+        yield
 
 
 @contextmanager

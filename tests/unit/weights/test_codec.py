@@ -19,6 +19,7 @@ from tests.worlds.versions import decode
 from weights.codec.container import DENSE, RAW, SPARSE, UNCHANGED, TensorHead
 from weights.codec.delta import Encoded, Staged, apply_staged, encode, split_chunks, stage
 from weights.codec.history import History
+from weights.cores import limited_to
 from weights.tensors import Tensor, Tensors, root_of, words_of
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, SCHEMA
 
@@ -309,6 +310,28 @@ def test_a_tensor_that_moves_far_more_than_its_kind_elsewhere_can_be_read() -> N
     target_lively[block] += np.where(signs, 1, 255).astype("<u1")[block]
     base = {"lively": tensor_of(lively), "still": tensor_of(still)}
     round_trip(base, {"lively": tensor_of(target_lively), "still": tensor_of(target_still)})
+
+
+def test_bytes_and_changes_are_the_same_with_any_number_of_threads() -> None:
+    random = np.random.default_rng(0)
+    base = {f"layer.{n}": tensor_of(random.normal(0, 0.02, (1200, 700)).astype("<f4")) for n in range(3)}
+    base |= {f"half.{n}": tensor_of(random.integers(0, 2**16, (1024, 1024)).astype("<u2")) for n in range(2)}
+    target = stepped(base, 0.03)
+    target["layer.1"] = stepped({"layer.1": base["layer.1"]}, 0.4)["layer.1"]
+    words = words_of(base["half.1"]).reshape(1024, 1024)
+    signs = np.outer(*random.choice([1, -1], (2, 1024))) * np.where(words >> 15 == 1, -1, 1)
+    target["half.1"] = tensor_of(words + (signs * (random.random(words.shape) < 0.11)).astype("<u2"))
+    found = []
+    for threads in (1, 2, 4):
+        with limited_to(threads):
+            encoded, received = encode(base, target), copied(base)
+            staged = stage(base, manifest_of(base, encoded), encoded.payload)
+            apply_staged(received, staged)
+        assert same(received, target)
+        found.append((encoded.payload, list(staged.changes), list(staged.moves), list(encoded.moves)))
+    assert found[0] == found[1] == found[2]
+    assert {head.way for head in heads_of(encoded)} >= {SPARSE, DENSE}
+    assert any(head.factor_bytes for head in heads_of(encoded)), "sums of floats are in it"
 
 
 def peak_of(work: Callable[[], object]) -> int:

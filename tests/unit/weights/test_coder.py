@@ -65,7 +65,7 @@ class Block:
         moved_down = np.zeros(count, np.uint8)
         is_whole = coder.decode_block(
             self.old, self.states, True, *NO_FACTORS, self.contexts, self.hazards, coder.BOUNDS, coder.FINDER,
-            self.agreement, self.rows, 0, self.old.size, coded, places, words, moved_down,
+            self.agreement, self.rows, 0, coded, places, words, moved_down,
         )  # fmt: skip
         return bool(is_whole), places, words, moved_down
 

@@ -11,8 +11,7 @@ from safetensors.numpy import load_file, save_file
 from contracts.errors import NotFound, Unavailable, WeightsRefused
 from contracts.files import MAX_BYTES
 from tests.each_case import each_case
-from tests.unit.weights.examples import bf16_policy, edge, refused, same, tensor_of
-from tests.unit.weights.full_disk import full_disk
+from tests.unit.weights.examples import bf16_policy, edge, full_disk, refused, same, tensor_of
 from weights.tensors import (
     Tensor,
     Tensors,

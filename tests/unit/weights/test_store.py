@@ -10,8 +10,7 @@ import pytest
 
 from contracts.errors import NotFound, Unavailable
 from tests.fakes import Crash
-from tests.unit.weights.examples import POLICY, bf16_policy, publish, publish_chain, same, stepped
-from tests.unit.weights.full_disk import full_disk
+from tests.unit.weights.examples import POLICY, bf16_policy, full_disk, publish, publish_chain, same, stepped
 from weights.codec.delta import encode
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
