@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import structlog
 import torch
 
+from contracts.memory.training import require_card
+from engines.cards import read_shape
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.placement import Placement, placement
@@ -34,9 +37,12 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
 
     Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `copy_tensors`, `placement` and the trainee.
     """
-    place = _placed(base, settings, torch.device(device))
-    # Float32 weights may fit into host memory alone: the trainee brings them to the device.
-    model = load_model(base, device="cpu", dtype=torch.float32)
+    on = torch.device(device)
+    place = _placed(base, settings, on)
+    # Float32 weights may fit into host memory alone: the trainee brings them to the device. A base that never changes needs no more than
+    # its published bits.
+    is_narrow = settings.adapter is not None and precision_of(settings, on).is_reduced
+    model = load_model(base, device="cpu", dtype=torch.bfloat16 if is_narrow else torch.float32)
     copy_tensors(model, tensors_of(model) if bits is None else bits)
     return trainee_of(model, settings, device, place)
 
@@ -52,7 +58,11 @@ def trainee_of(
 
 def _placed(base: str, settings: TrainingSettings, device: torch.device) -> Placement | None:
     """What fits into a GPU's free memory, before anything is loaded; None on a CPU, where the settings decide, and beside an adapter."""
-    if device.type != "cuda" or settings.adapter is not None:
+    if device.type != "cuda":
+        return None
+    if settings.adapter is not None:
+        if Path(base).is_dir():  # of a hub id nothing is here yet
+            require_card(read_shape(Path(base)), settings.model_dump(), torch.cuda.mem_get_info(device)[0], str(device))
         return None
     free = torch.cuda.mem_get_info(device)[0], psutil.virtual_memory().available
     found = fitting(base, settings, *free, is_reduced=precision_of(settings, device).is_reduced)
