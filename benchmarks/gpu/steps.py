@@ -21,11 +21,10 @@ from benchmarks.gpu.machine import memory, model_of, timed
 from benchmarks.report import summarise
 from benchmarks.trainer.plain import PlainRow, PlainStep, log_probs, plain_rows
 from benchmarks.trainer.throughput import sample
-from contracts.records import Experience, Segment, pack_floats
-from pipelines.training.learning import trainees
+from contracts.records import Experience, pack_floats
 from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.learning.trainees import trainee_of
 from pipelines.training.settings import TrainingSettings
 
 H100_BF16 = 989e12
@@ -41,19 +40,13 @@ _SHOWN = {
 
 
 def trainer(
-    *, rehearse: bool, seconds: float, size: str = "1.5B", anchor: str = "computed", **given: Any
+    *, rehearse: bool, seconds: float, size: str = "1.5B", has_anchor: bool = True, **given: Any
 ) -> Iterator[dict[str, Any]]:
-    """`Learner.step` with the default objective, guard and bound. `given`: settings of [training] that a build may not have."""
+    """`Learner.step` with the default objective, guard and bound. `given`: settings of [training]."""
     began, device = perf_counter(), "cpu" if rehearse else "cuda"
-    lacks = sorted(given.keys() - TrainingSettings.model_fields.keys())
-    if anchor == "given" and "anchor_logprobs" not in Segment.__struct_fields__:
-        lacks.append("log-probs of the anchor in a sample")
-    if lacks:
-        yield {"not_run": f"not in this build: {', '.join(lacks)}"}
-        return
     settings = TrainingSettings(
         learning_rate=1e-5 if "adapter" in given else 1e-6,
-        kl_coefficient=0.0 if anchor == "none" else TrainingSettings().kl_coefficient,
+        kl_coefficient=TrainingSettings().kl_coefficient if has_anchor else 0.0,
         precision="bfloat16",
         max_tokens=MAX_TOKENS,
         **given,
@@ -61,9 +54,8 @@ def trainer(
     # What is trained as a whole is made in float32, as from a checkpoint; a base that only an adapter changes need not be.
     model = model_of("tiny" if rehearse else size, device, torch.float32 if size == "1.5B" else torch.bfloat16)
     num_weights = sum(parameter.numel() for parameter in model.parameters())
-    batches = [_scored(model, rows_of(number, rehearse=rehearse), device, anchor) for number in range(1 + STEPS)]
-    # A build without adapters has one kind of trainee.
-    learner = Learner(getattr(trainees, "trainee_of", WholeModel)(model, settings, device), settings)
+    batches = [_scored(model, rows_of(number, rehearse=rehearse), device) for number in range(1 + STEPS)]
+    learner = Learner(trainee_of(model, settings, device), settings)
     yield {
         "weights": num_weights,
         "prepare_seconds": perf_counter() - began,
@@ -120,15 +112,15 @@ def _plain(items: Sequence[Experience]) -> list[PlainRow]:
     ]
 
 
-def _scored(model: Any, items: Sequence[Experience], device: str, anchor: str) -> list[Experience]:
-    """The samples with the policy's own log-probs, which are the anchor's too."""
+def _scored(model: Any, items: Sequence[Experience], device: str) -> list[Experience]:
+    """The samples with the policy's own log-probs."""
     rows = _plain(items)
     values = torch.cat([log_probs(model, each) for each in plain_rows(rows, MAX_TOKENS, device)])
     found = []
     for item, (ids, num, _), own in zip(items, rows, torch.split(values, [num for _, num, _ in rows]), strict=True):
         packed = pack_floats([0.0] * (len(ids) - num) + own.tolist())
-        more = {"logprobs": packed, **({"anchor_logprobs": packed} if anchor == "given" else {})}
-        found.append(msgspec.structs.replace(item, segments=(msgspec.structs.replace(item.segments[0], **more),)))
+        segment = msgspec.structs.replace(item.segments[0], logprobs=packed)
+        found.append(msgspec.structs.replace(item, segments=(segment,)))
     return found
 
 

@@ -6,8 +6,6 @@ import copy
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 
 from benchmarks.gpu.machine import SIZES, device_ms, model_of, timed
 from policy.weights import Patch, Patches, apply_patches, stage_changes, tensors_of
+from weights import cores
 from weights.codec.delta import CODEC, Staged, encode, stage
 from weights.tensors import Tensors, root_of
 from weights.versions.manifest import NO_HISTORY, Manifest
@@ -61,11 +60,9 @@ def codec(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
     off = timed(lambda: found.append(tensors_of(model)), device)
     yield {"gb": sum(tensor.data.size for tensor in base.values()) / 1e9, "bits_off_the_card_seconds": off}
     warm_up()
-    # A build without it encodes and decodes on one core.
-    cores = import_module("weights.cores") if find_spec("weights.cores") else None
     for number in (1, 2) if rehearse else CORES:
-        if cores is None or number > (os.cpu_count() or 1):
-            yield {f"on_{number}_cores": "not in this build" if cores is None else "not run: fewer cores here"}
+        if number > (os.cpu_count() or 1):
+            yield {f"on_{number}_cores": "not run: fewer cores here"}
             continue
         with cores.limited_to(number):
             yield {f"on_{number}_cores": _travel(base, found[0])[0]}

@@ -13,7 +13,6 @@ import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
-from pipelines.training.learning.masters import identity_of
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.learning.working import move
 from pipelines.training.settings import AdapterSettings
@@ -42,14 +41,13 @@ class AdapterModel(WholeModel):
         self, model: Any, settings: TrainingSettings
     ) -> tuple[Mapping[str, Pair], str, Callable[[], ReferencePolicy]]:
         wanted = settings.adapter or AdapterSettings()
-        base = ModelBits(model)
         config = AdapterConfig(
             rank=wanted.rank,
             alpha=wanted.alpha,
             targets=tuple(sorted(wanted.targets or all_linear(model))),
-            base_root=root_of(base),
+            base_root=root_of(ModelBits(model)),
         )
-        identity = f"{identity_of(base, int(model.config.vocab_size))}+{_digest(config)}"
+        identity = f"{config.base_root}+{_digest(config)}"
         move(model, self._precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
@@ -83,7 +81,7 @@ class AdapterModel(WholeModel):
         """As in `Trainee`. Raises WeightsRefused: `other_adapter`: the base is the same, and the adapter is not; else as `Trainee.check`."""
         held, _, adapter = checkpoint.state.model.partition("+")
         base, _, own = self.identity.partition("+")
-        if held == base and adapter != own:
+        if held and (not adapter or (held == base and adapter != own)):
             found = "another adapter" if adapter else "the whole model"
             raise WeightsRefused(
                 "other_adapter",
