@@ -105,7 +105,8 @@ class MasterAdamW(torch.optim.AdamW):
             adamw(
                 [master for master, _ in stepped],
                 [self._down(working.grad, master) for master, working in stepped if working.grad is not None],
-                *([state[moment] for state in states] for moment in ("exp_avg", "exp_avg_sq")),
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
                 [],
                 [state["step"] for state in states],
                 fused=True,

@@ -11,6 +11,7 @@ import torch
 from pipelines.training.learning.device import Precision
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.placement import Placement
+from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.learning.working import make_pairs
 from pipelines.training.settings import TrainingSettings
@@ -134,6 +135,6 @@ def test_a_reference_is_made_only_if_something_asks_for_it(apart: dict[str, Any]
     assert model_of(none).reference is None
     one = a_learner(tiny_model(), SETTINGS, **apart)
     reference = model_of(one).reference
-    assert reference is not None
+    assert isinstance(reference, FrozenCopy)
     assert {each.dtype for each in reference.model.parameters()} == {torch.bfloat16}
     assert sum(each.numel() for each in reference.model.parameters() if each.requires_grad) == 0
