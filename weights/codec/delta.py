@@ -342,6 +342,13 @@ def _raw(new: Words) -> _Way:
 
 
 def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
+    words, (name, dtype, shape) = _rewritten(old, entry, head, body), entry
+    if dtype in ELEMENT_BYTES and words.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
+        raise corrupt(f"{words.nbytes} bytes are not a {dtype} tensor of shape {shape}", name)
+    return words
+
+
+def _rewritten(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
     name, dtype, shape = entry
     if head.way == RAW:
         return words_of(Tensor(dtype, shape, np.frombuffer(bytearray(body), dtype=np.uint8)))
