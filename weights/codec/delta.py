@@ -316,7 +316,11 @@ def _exchange(part: tuple[Words, Places, Words, Words]) -> None:
 
 def _digest_after(before: Words, places: Places, words: Words) -> str:
     """The digest of a tensor once `words` stand at `places`, a piece at a time: it is never in memory as a whole."""
-    hasher, room = blake3(), np.empty(min(before.size, _HASH_AT_ONCE), before.dtype)
+    if before.size <= _HASH_AT_ONCE:
+        after = before.copy()
+        after[places] = words
+        return blake3(after.view(np.uint8).data).hexdigest()
+    hasher, room = blake3(), np.empty(_HASH_AT_ONCE, before.dtype)
     bounds = np.searchsorted(places, np.arange(0, before.size + _HASH_AT_ONCE, _HASH_AT_ONCE)).tolist()
     for number, (first, last) in enumerate(pairwise(bounds)):
         start = number * _HASH_AT_ONCE
