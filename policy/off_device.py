@@ -75,7 +75,7 @@ def _pinned(num_bytes: int) -> torch.Tensor:
 
 
 def _after_the_stream(device: torch.device) -> Callable[[], None]:
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own lack of types
     event.record(torch.cuda.current_stream(device))
     wait: Callable[[], None] = event.synchronize
     return wait

@@ -51,11 +51,13 @@ def limited_to(threads: int) -> Iterator[None]:
 
 
 def each(work: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Sequence[int]) -> list[_Result]:
-    """The results of `work`, in the order of the items; `sizes`: about how many bytes each is, for the largest begin first.
+    """The results of `work`, in the order of the items; `sizes`: about how many bytes each is. The largest begin first.
 
     The caller works too, and takes what no other thread has begun. So work may itself call `each`, and nobody waits for a thread
     that is busy with something else. Raises what `work` raised for the largest item that failed.
     """
+    if len(items) == 1 or sum(sizes) < SMALL_BYTES:
+        return [work(item) for item in items]
     order = sorted(range(len(items)), key=lambda number: -sizes[number])
     results: dict[int, _Result] = {}
     failures: dict[int, BaseException] = {}
@@ -71,8 +73,7 @@ def each(work: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Sequen
                 return
 
     threads = _Limit.threads or min(num_cores(), MOST_THREADS)
-    num_helpers = 0 if sum(sizes) < SMALL_BYTES else min(threads, len(order)) - 1
-    helpers = [_pool(threads).submit(take) for _ in range(num_helpers)]
+    helpers = [_pool(threads).submit(take) for _ in range(min(threads, len(order)) - 1)]
     take()
     for helper in helpers:
         if not helper.cancel():

@@ -316,7 +316,11 @@ def _exchange(part: tuple[Words, Places, Words, Words]) -> None:
 
 def _digest_after(before: Words, places: Places, words: Words) -> str:
     """The digest of a tensor once `words` stand at `places`, a piece at a time: it is never in memory as a whole."""
-    hasher, room = blake3(), np.empty(min(before.size, _HASH_AT_ONCE), before.dtype)
+    if before.size <= _HASH_AT_ONCE:
+        after = before.copy()
+        after[places] = words
+        return blake3(after.view(np.uint8).data).hexdigest()
+    hasher, room = blake3(), np.empty(_HASH_AT_ONCE, before.dtype)
     bounds = np.searchsorted(places, np.arange(0, before.size + _HASH_AT_ONCE, _HASH_AT_ONCE)).tolist()
     for number, (first, last) in enumerate(pairwise(bounds)):
         start = number * _HASH_AT_ONCE
@@ -342,6 +346,13 @@ def _raw(new: Words) -> _Way:
 
 
 def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
+    words, (name, dtype, shape) = _rewritten(old, entry, head, body), entry
+    if dtype in ELEMENT_BYTES and words.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
+        raise corrupt(f"{words.nbytes} bytes are not a {dtype} tensor of shape {shape}", name)
+    return words
+
+
+def _rewritten(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
     name, dtype, shape = entry
     if head.way == RAW:
         return words_of(Tensor(dtype, shape, np.frombuffer(bytearray(body), dtype=np.uint8)))

@@ -111,10 +111,7 @@ class Encoder:
 
     def fit(self) -> dict[str, Tables]:
         """The tables of every dtype that was looked at."""
-        tables = {
-            dtype: fit(_Counts(*map(sum, zip(*counts, strict=True))).evidence(self._stride))
-            for dtype, counts in self._counts.items()
-        }
+        tables = {dtype: fit(_Counts.added(counts).evidence(self._stride)) for dtype, counts in self._counts.items()}
         self._models = {dtype: model_of(table) for dtype, table in tables.items()}
         return tables
 
@@ -221,6 +218,10 @@ class _Counts(NamedTuple):
     def none(cls) -> _Counts:
         sizes = (NUM_CONTEXTS, NUM_CONTEXTS, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
         return cls(*(np.zeros(size, np.int64) for size in sizes))
+
+    @classmethod
+    def added(cls, counts: list[_Counts]) -> _Counts:
+        return cls(*(np.sum(kind, axis=0) for kind in zip(*counts, strict=True)))
 
     def evidence(self, stride: int) -> ChangeCounts:
         shape = (kernels.NUM_CLASSES, kernels.NUM_STATES)

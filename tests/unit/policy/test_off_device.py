@@ -17,17 +17,21 @@ class Device:
     def __init__(self) -> None:
         self.rooms: list[torch.Tensor] = []
         self.on_the_way: list[int] = []
-        self.most = 0
+        self.departed = self.most = 0
 
     def room(self, num_bytes: int) -> torch.Tensor:
         self.rooms.append(torch.zeros(num_bytes, dtype=torch.uint8))
         return self.rooms[-1]
 
     def depart(self, _: torch.device) -> Callable[[], None]:
-        number = len(self.on_the_way)
+        number = self.departed = self.departed + 1
         self.on_the_way.append(number)
         self.most = max(self.most, len(self.on_the_way))
-        return self.on_the_way.pop
+
+        def arrive() -> None:
+            self.on_the_way.remove(number)
+
+        return arrive
 
 
 @each_case("count", [0, 1, 7, 8, 9, 16, 17, 41])

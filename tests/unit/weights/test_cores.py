@@ -45,9 +45,15 @@ def test_results_are_in_order_whoever_made_them_and_a_caller_inside_never_waits_
 
 def test_the_largest_begins_and_little_work_stays_with_the_caller() -> None:
     seen: list[tuple[int, int]] = []
+
+    def work(number: int) -> None:
+        seen.append((number, threading.get_ident()))
+
     with limited_to(4):
-        each(lambda number: seen.append((number, threading.get_ident())), range(3), [5, 7, 6])
-    assert seen == [(number, threading.get_ident()) for number in (1, 2, 0)]
+        each(work, range(3), [5, 7, 6])
+    with limited_to(1):
+        each(work, range(3), [5, SMALL_BYTES, 6])
+    assert seen == [(number, threading.get_ident()) for number in (0, 1, 2, 1, 2, 0)]
 
 
 @pytest.mark.parametrize("threads", [1, 4])
