@@ -16,7 +16,7 @@ import typer
 from commands import queries
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import train_points
-from contracts.errors import Conflict
+from contracts.errors import Conflict, NotFound
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from contracts.version_history import BASE
@@ -59,7 +59,8 @@ def export(
                 tensors = merged(store.load(settings.policy, BASE), tensors)
             _copy_beside(Path(settings.base), making)
             write_safetensors(making / SINGLE_FILE, tensors)
-        (making / "README.md").write_text(_card(settings, manifest, adapter, is_merged=merge))
+        with full_disk_named(making):
+            (making / "README.md").write_text(_card(settings, manifest, adapter, is_merged=merge))
         making.rename(to)
     finally:
         shutil.rmtree(making, ignore_errors=True)
@@ -70,9 +71,17 @@ def export(
 
 def _copy_beside(base: Path, to: Path) -> None:
     """Copy what stands beside the weights: the configuration, the tokenizer, the template."""
+    if not base.is_dir():
+        raise NotFound(
+            f"the base policy is not in {base} any more: its configuration and tokenizer are copied from there"
+        )
     with full_disk_named(to):
         for path in sorted(base.iterdir()):
-            if path.is_file() and path.suffix not in _WEIGHTS and not path.name.endswith(".index.json"):
+            is_hidden, is_weights = (
+                path.name.startswith("."),
+                path.suffix in _WEIGHTS or path.name.endswith(".index.json"),
+            )
+            if path.is_file() and not is_hidden and not is_weights:
                 shutil.copyfile(path, to / path.name)
 
 
@@ -91,7 +100,7 @@ def _card(settings: Settings, manifest: Manifest, adapter: AdapterConfig | None,
         "parent": "none" if manifest.parent is None else f"v{manifest.parent}",
         "steps": manifest.step,
         "samples since its parent": manifest.num_samples,
-        "base": settings.base,
+        "base": Path(settings.base).name,
         "root of the published version": f"`{manifest.target_root}`",
         "verdict of the gate": "not judged" if verdict is None else verdict.reason,
         "lift": _lift_words(lift[-1] if lift else None),

@@ -230,7 +230,7 @@ def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
     path = settings.home / FILE_NAME
     held, written = read_settings(path) or {}, {}
     for name, section in sections.items():
-        given = {**held.get(name, {}), **section.model_dump(exclude_unset=True)}
+        given = _merged(held.get(name, {}), section.model_dump(exclude_unset=True))
         written[name] = make_section(f"{path}: [{name}]", type(section), **given).model_dump(mode="json")
     text = to_toml({**held, **written, "millrace": settings.model_dump(mode="json")})
     settings.home.mkdir(parents=True, exist_ok=True)
@@ -239,6 +239,15 @@ def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
         file.write(text)
     path.chmod(0o600)
     return path
+
+
+def _merged(held: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is held, with what is given in its place: of a table only the values that are given."""
+    parts = {
+        name: _merged(held[name], value) if isinstance(value, dict) and isinstance(held.get(name), dict) else value
+        for name, value in given.items()
+    }
+    return {**held, **parts}
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
@@ -261,6 +270,8 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
         return (
-            "{ " + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None) + " }"
+            "{ "
+            + ", ".join(f"{json.dumps(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+            + " }"
         )
     return str(value)

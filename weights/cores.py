@@ -16,7 +16,8 @@ MOST_THREADS = 16
 """More did not make an encoder faster."""
 SMALL_BYTES = 2**22
 """Below this much work the caller does it alone: other threads would cost more than they save."""
-_NICENESS = 10
+_NICENESS = 4
+"""Of helpers. Much lower, a caller on a busy machine would wait for what a helper has begun."""
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """The limit of our own group in a container (cgroup v2): microseconds, or `max`, per period."""
 _Item = TypeVar("_Item")
@@ -73,7 +74,10 @@ def each(work: Callable[[_Item], _Result], items: Sequence[_Item], sizes: Sequen
                 return
 
     threads = _Limit.threads or min(num_cores(), MOST_THREADS)
-    helpers = [_pool(threads).submit(take) for _ in range(min(threads, len(order)) - 1)]
+    try:
+        helpers = [_pool(threads).submit(take) for _ in range(min(threads, len(order)) - 1)]
+    except RuntimeError:  # the interpreter is ending, and starts no more threads
+        helpers = []
     take()
     for helper in helpers:
         if not helper.cancel():

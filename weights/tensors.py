@@ -60,6 +60,8 @@ def root_of(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name]
         return name, tensor.dtype, tensor.shape, digest_of(tensor)
 
+    if not isinstance(tensors, dict):  # they are made when they are asked for, so one at a time
+        return root_of_leaves(map(leaf, tensors))
     return root_of_leaves(each(leaf, [*tensors], [tensor.data.size for tensor in tensors.values()]))
 
 

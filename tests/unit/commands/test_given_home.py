@@ -12,8 +12,9 @@ from commands.up import new_settings
 from contracts.errors import InvalidSettings, Unauthorized
 from contracts.keys import check_key
 from millrace import app
+from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.operator_key import APP_KEY, OPERATOR_KEY
-from runtime.settings import load_settings, to_toml
+from runtime.settings import Settings, load_section, load_settings, make_section, to_toml, write_settings
 from runtime.settings_file import SETTINGS
 from tests.given_secrets import NEEDED
 
@@ -96,3 +97,12 @@ def test_without_given_settings_init_needs_a_policy_and_a_task(tmp_path: Path, m
     refused = CliRunner().invoke(app, ["init", "--home", str(tmp_path)])
     assert isinstance(refused.exception, InvalidSettings)
     assert "--policy and --task" in refused.exception.message
+
+
+def test_a_table_inside_a_section_is_read_again_and_keeps_what_a_start_does_not_set(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=(Path("t"),))
+    adapter = {"rank": 8, "alpha": 64.0, "targets": ["q_proj", "v_proj"]}
+    write_settings(settings, {"training": make_section("[training]", TrainingSettings, adapter=adapter)})
+    write_settings(settings, {"training": make_section("[training]", TrainingSettings, adapter={"rank": 4})})
+    held = load_section(tmp_path, "training", TrainingSettings).adapter
+    assert held == AdapterSettings(rank=4, alpha=64.0, targets=("q_proj", "v_proj"))
