@@ -50,6 +50,8 @@ class Adapter(torch.nn.Module):
             name: torch.nn.Parameter(values.to(devices[name], dtype), requires_grad=False)
             for name, values in self.untrained().items()
         }
+        self._used: Mapping[str, torch.Tensor] = self._weights
+        """What the model computes with. Whoever saves or publishes from another thread reads the weights meanwhile."""
         self._layers = layers
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         if is_attached:
@@ -74,7 +76,7 @@ class Adapter(torch.nn.Module):
     def _add(self, a: str, b: str, _layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         if not self.is_on:
             return output
-        config, a_RI, b_OR = self.config_of_version, self._weights[a], self._weights[b]
+        config, a_RI, b_OR = self.config_of_version, self._used[a], self._used[b]
         low = torch.nn.functional.linear(inputs[0].to(a_RI.dtype), a_RI)
         return output + (torch.nn.functional.linear(low, b_OR) * (config.alpha / config.rank)).to(output.dtype)
 
@@ -98,14 +100,11 @@ class Adapter(torch.nn.Module):
     @contextmanager
     def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """A block in which the model computes with other weights of this adapter; as `off`. `weights`: of any device and dtype."""
-        own = self._weights
-        self._weights = {
-            name: torch.nn.Parameter(weights[name].to(weight), requires_grad=False) for name, weight in own.items()
-        }
+        self._used = {name: weights[name].to(weight) for name, weight in self._weights.items()}
         try:
             yield
         finally:
-            self._weights = own
+            self._used = self._weights
 
     def remove(self) -> None:
         """Take the hooks off: the model is its base for good."""
@@ -136,13 +135,17 @@ class AdapterBits(ModelBits):
 def linear_layers(model: Any, targets: Collection[str]) -> dict[str, torch.nn.Linear]:
     """The linear layers whose last name is in `targets`, by their whole name.
 
-    Raises InvalidSettings: one of the targets is no linear layer of the model.
+    Raises InvalidSettings: one of the targets is no linear layer of the model; or it has none, as GPT-2.
     """
     every = _linear_layers(model)
     found = {name: layer for name, layer in every.items() if _last(name) in targets}
     if missing := sorted(set(targets) - {_last(name) for name in found}):
         known = ", ".join(sorted({_last(name) for name in every}))
         raise InvalidSettings(f"[training] adapter: no linear layer is named {missing[0]!r}; the model has {known}")
+    if not found:
+        raise InvalidSettings(
+            "[training] adapter: the model has no linear layer that could have one; train all its weights"
+        )
     return found
 
 

@@ -145,6 +145,12 @@ class TrainingSettings(Section):
                 raise ValueError(f"{name} was removed: {replaced_by}; remove the line")
         return {name: value for name, value in values.items() if name not in REMOVED}
 
+    @model_validator(mode="after")
+    def _masters_of_an_adapter(self) -> Self:
+        if self.adapter is not None and self.masters == "host":
+            raise ValueError('masters = "host" is for whole weights: those of an adapter are small; remove the line')
+        return self
+
     @property
     def reward_range(self) -> tuple[float, float]:
         """Lowest and highest reward; 0 and 1 if neither settings nor tasks define them."""

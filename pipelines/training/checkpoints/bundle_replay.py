@@ -147,7 +147,8 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
         raise InvalidSettings(f"{folder} was made on {device}, which this machine lacks: add --device cpu to come near")
     torch.set_num_threads(int(threads))
     learner, parts = _step_again(folder, bundle, settings, base or bundle.origin.base, device)
-    machine = [ComparedFigure(name, recorded.get(name), value) for name, value in learner.trainee.machine().items()]
+    here = learner.trainee.machine()
+    machine = [ComparedFigure(name, recorded.get(name), here.get(name)) for name in {**here, **recorded}]
     return ReplayedBundle(bundle, [item for item in machine if not item.is_same], parts)
 
 

@@ -102,6 +102,10 @@ class TrainedParameters:
         """
         held, weights, moments = checkpoint.state.model, checkpoint.weights, checkpoint.optimizer
         names = self.parameters.keys()
+        if "+" in held and "+" not in self.identity:
+            raise WeightsRefused(
+                "other_adapter", "the checkpoint is of an adapter: put [training] adapter back, or begin a new home"
+            )
         if held and held != self.identity:
             raise WeightsRefused(
                 "other_model",
@@ -131,8 +135,7 @@ class TrainedParameters:
 
     def machine(self) -> dict[str, str]:
         """As in `Trainee`."""
-        homes = {each.device.type for each in self.parameters.values()}
-        return machine_of(self.device) | ({} if homes == {self.device.type} else {"masters": " ".join(sorted(homes))})
+        return machine_of(self.device) | self.optimizer.places()
 
 
 def _shape_in(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:

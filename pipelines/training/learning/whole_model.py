@@ -102,11 +102,12 @@ class WholeModel(TrainedParameters):
                 self._recompute == "auto" and batch.num_tokens > self.budget.current
             )
             with self._stages.stage("forward"):
-                with self._precision.computing():
-                    scores = batch.scored_by(self.scorer)
                 anchor_BT = None
                 if objective.kl_coefficient > 0 and self.reference is not None:
+                    # First: the reference may be this very model, and forgets the experts that a backward pass computes through again.
                     (anchor_BT,) = self.reference.log_probs([batch])
+                with self._precision.computing():
+                    scores = batch.scored_by(self.scorer)
                 mask_BT, sequences = _layout(batch)
                 tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], mask_BT
                 loss, sums = policy_loss(

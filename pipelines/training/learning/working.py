@@ -71,13 +71,10 @@ class MasterAdamW(torch.optim.AdamW):
             master.device.type == "cpu" or _gradient_type(weight) != torch.float32 for master, weight in apart
         )
         self._portions = [[pair] for pair in pairs] if is_tight else [pairs]
-        largest = max((master.numel() for master, _ in pairs), default=0)
-        self._pinned = {
-            dtype: torch.empty(largest, dtype=dtype, pin_memory=True)
-            for master, weight in apart
-            if master.device != weight.device
-            for dtype in (weight.dtype, _gradient_type(weight))
-        }
+        away = [weight for master, weight in apart if master.device != weight.device]
+        largest = max((weight.numel() for weight in away), default=0)
+        dtypes = {dtype for weight in away for dtype in (weight.dtype, _gradient_type(weight))}
+        self._pinned = {dtype: torch.empty(largest, dtype=dtype, pin_memory=True) for dtype in dtypes}
         """Through which weights and gradients pass, one at a time."""
         self.begin()
 
@@ -142,6 +139,14 @@ class MasterAdamW(torch.optim.AdamW):
         for master, working in self._pairs:
             if master is not working:
                 master.copy_(working)
+
+    def places(self) -> dict[str, str]:
+        """Where masters are that are apart from their weights, and the types that compute; empty if none is apart."""
+        apart = [(master, weight) for master, weight in self._pairs if master is not weight]
+        found = {
+            f"{master.device.type}, {weight.dtype} with {_gradient_type(weight)} gradients" for master, weight in apart
+        }
+        return {"masters": "; ".join(sorted(found))} if found else {}
 
     def _down(self, gradient: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
         if gradient.device == master.device:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from contracts.errors import InvalidSettings, WeightsRefused
 from policy.adapter import Adapter, AdapterBits, all_linear, another_tree
@@ -140,3 +140,20 @@ def test_what_is_no_adapter_or_another_one_is_refused_by_name(tmp_path: Path) ->
     assert not [*tmp_path.iterdir()]
     with pytest.raises(InvalidSettings, match="the model has down_proj"):
         Adapter(model, AdapterConfig(rank=1, alpha=1.0, targets=("c_attn",), base_root=""), dtype=torch.float32)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8))
+    with pytest.raises(InvalidSettings, match="no linear layer that could have one"):
+        Adapter(model, AdapterConfig(rank=1, alpha=1.0, targets=all_linear(model), base_root=""), dtype=torch.float32)
+
+
+def test_what_a_model_computes_with_for_a_while_is_not_what_is_saved() -> None:
+    model = tiny_model("qwen3")
+    adapter = adapted(model)
+    bits, other = bits_of(adapter), {name: torch.zeros_like(each) for name, each in adapter.named_parameters()}
+    with adapter.holding(other):
+        assert root_of(bits_of(adapter)) == root_of(bits)
+        held = logits(model)
+    with adapter.off():
+        assert torch.equal(held, logits(model))

@@ -87,8 +87,9 @@ def test_another_adapter_is_refused_by_name(world: World, adapter: AdapterSettin
     world.add_random(8)
     world.turns(trainer, 5)
     world.training = world.training.model_copy(update={"adapter": adapter})
-    with pytest.raises(WeightsRefused, match="begin a new home"):
+    with pytest.raises(WeightsRefused, match="begin a new home") as refused:
         world.start()
+    assert refused.value.code == "other_adapter"
 
 
 def test_a_target_that_no_layer_has_is_refused_with_those_there_are(world: World) -> None:

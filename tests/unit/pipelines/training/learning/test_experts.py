@@ -5,15 +5,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from contracts.packing import pack_experts
 from contracts.records import Experience, Segment
 from contracts.sampling import ExpertShape
 from pipelines.training.known.lineage import VersionTree
 from pipelines.training.learning.micro_batches import micro_batches
+from pipelines.training.learning.trainee import GradientRows
+from pipelines.training.learning.trainees import trainee_of
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
+from pipelines.training.settings import AdapterSettings, TrainingSettings
 from policy.routing import ABSENT, NO_REPLAY, Routing
 from tests.each_case import each_case
+from tests.models import tiny_model
 from tests.unit.pipelines.training.builders import experience, segment
 
 ROUTING = Routing(layers=(1, 2), num_hidden_layers=3, num_chosen=2, num_experts=300)
@@ -101,3 +106,21 @@ def test_a_record_of_all_layers_is_cut_to_those_with_experts() -> None:
 def test_nothing_is_carried_where_nothing_is_replayed(options: dict[str, Any]) -> None:
     [batch] = micro_batches([experience(routed(CHOICES))], max_tokens=100, **options)
     assert batch.experts_BLMK is None
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_recomputed_layers_take_the_recorded_experts_though_the_leash_scores_the_base(rank: int | None) -> None:
+    found = []
+    for recompute in ("never", "always"):
+        settings = TrainingSettings(
+            adapter=None if rank is None else AdapterSettings(rank=rank), recompute=recompute, kl_coefficient=0.5, loss="truncated"
+        )  # fmt: skip
+        trainee = trainee_of(tiny_model("qwen3_moe"), settings)
+        num_layers, num_chosen = len(trainee.routing.layers), trainee.routing.num_chosen
+        chosen = np.argsort(np.random.default_rng(0).random((4, num_layers, trainee.routing.num_experts)), axis=-1)
+        trainee.backward(
+            GradientRows([experience(routed(chosen[..., :num_chosen].astype("<u2")))], [1.0], [1.0], are_new=True)
+        )
+        found.append({name: weight.grad for name, weight in trainee.parameters.items()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-4)
