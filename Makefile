@@ -37,7 +37,7 @@ $(BIN)/.demo: pyproject.toml constraints.txt
 	PYTHON="$(PYTHON)" deploy/environment demo
 
 vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once; CUDA=1: for GPUs
-	deploy/vllm$(if $(CUDA), cuda)
+	deploy/vllm$(if $(filter-out 0,$(CUDA)), cuda)
 
 demo: $(NEEDED)  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm, ADAPTER=8: LoRA)
 	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)$(if $(ADAPTER), --adapter $(ADAPTER))

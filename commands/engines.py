@@ -14,12 +14,14 @@ from contracts import assignments
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE
 from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
+from contracts.memory.training import TrainingWay
 from engines.fitting import misfit
 from engines.kind import FollowedSection
 from engines.registry import FOLLOWED, KINDS, ON_GPU, OWN, followed_of, kind_of, only_followed, why_gone
+from pipelines.training.settings import TrainingSettings
 from runtime.base_policy import fingerprint
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
-from runtime.settings import Section, Settings, load_section, make_section
+from runtime.settings import Section, Settings, completed, load_section, make_section
 from runtime.train_settings import TrainSettings
 from services.engine.settings import EngineSettings
 
@@ -59,14 +61,15 @@ class EngineChoice(NamedTuple):
         """How long it may take until everything is ready."""
         return kind_of(self.kind).start_seconds
 
-    def limits(self) -> list[str]:
-        """What this choice cannot do, for the operator."""
+    def limits(self, training: TrainingSettings | None = None) -> list[str]:
+        """What this choice cannot do, for the operator. `training`: where it trains an adapter, each followed server holds all arms."""
+        has_all_arms = self.servers is not None and training is not None and training.adapter is not None
         found = []
         if self.num_own and self.device != "cpu":
             found.append(
                 f"our own engine on {self.device} is for trying out: it leaves the GPU waiting most of the time; vLLM serves users there (--engine vllm)"
             )
-        if not self.num_own and (self.servers is None or CANDIDATE not in self.servers.slots):
+        if not self.num_own and not has_all_arms and (self.servers is None or CANDIDATE not in self.servers.slots):
             found.append(
                 "no engine has a slot for the arm candidate: new versions cannot be gated, so none is served (two servers have one)"
             )
@@ -116,16 +119,34 @@ def choose_engine(
     return EngineChoice(name, servers, int(is_beside) if num_own is None else num_own, device=device)
 
 
-def check_given(choice: EngineChoice, settings: Settings) -> None:
-    """Check before a process starts that the engine can serve this policy, and the servers of `--engine-url`.
+def settled(
+    choice: EngineChoice, settings: Settings, training: TrainingSettings
+) -> tuple[TrainingSettings, TrainingWay | None]:
+    """Check before anything is made that the engine can serve this policy. Returns [training] as this start writes it.
 
-    Raises InvalidSettings: the engine cannot take versions of this policy; or a given server is not there, cannot be followed, or serves
-    another model.
+    If servers get what the trainer leaves of their card, and the trainer may choose where its masters are, this was chosen too: a trainer
+    that starts before them sees an empty card. Then that way is returned, else None.
+
+    Raises InvalidSettings: the engine cannot take versions of this policy, or there is no room for its servers beside the trainer.
+    """
+    training = completed(settings.home, {"training": training})["training"]
+    if choice.servers is None:
+        return training, None
+    own = completed(settings.home, {choice.kind: choice.servers})[choice.kind]
+    way = followed_of(choice.kind).check_policy(settings, own, training.model_dump())
+    if way is None or way.rank or training.masters != "auto":
+        return training, None
+    return training.model_copy(update={"masters": "host" if way.is_host else "device"}), way
+
+
+def check_given(choice: EngineChoice, settings: Settings) -> None:
+    """Check before a process starts the servers of `--engine-url`.
+
+    Raises InvalidSettings: a given server is not there, cannot be followed, or serves another model.
     """
     if choice.servers is None:
         return
     followed = followed_of(choice.kind)
-    followed.check_policy(settings)
     headers = authorization(engine_key(settings.home))
     for url in choice.servers.urls:
         with httpx.Client(base_url=url, headers=headers, timeout=_ASK_SECONDS) as client:

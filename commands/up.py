@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commands import options
-from commands.engines import OURS, EngineChoice, check_announced, check_given, choose_engine
+from commands.engines import OURS, EngineChoice, check_announced, check_given, choose_engine, settled
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.link import dashboard_link
@@ -32,7 +32,7 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
 from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
-from runtime.settings import Settings, make_section
+from runtime.settings import Section, Settings, load_section, make_section
 from runtime.settings_file import SETTINGS, is_given, settings_file
 from services.engine.settings import EngineSettings
 
@@ -88,23 +88,24 @@ def up(
         beside = {} if adapter is None else {"adapter": {"rank": adapter}}
         training = make_section("[training]", TrainingSettings, **rate, **beside)
         release = check_gate(tasks, home, sentinels)
-        sections = {"training": training, "release": release, **engines_chosen.sections}
+        sections: dict[str, Section] = {"training": training, "release": release, **engines_chosen.sections}
         console.print(f"[dim]preparing {home.resolve()} with {folder}")
         check = CheckOnce(home)
 
         def fitting(base: Path) -> CheckpointReport:
             report = check(base)
+            sections["training"] = trained = settle(engines_chosen, settings, training)
             if not settings_file(home).exists():  # a home that was started before has shown that there is room
                 slots = len((engines_chosen.own or EngineSettings()).slots)
                 how = {"num_engines": engines_chosen.num_own, "num_slots": slots}
-                require_room(report, base, home, device, training=training.model_dump(), **how)
+                require_room(report, base, home, device, training=trained.model_dump(), **how)
             return report
 
         ready = prepare_home(settings, sections, fitting)
         check.remember()
         check_given(engines_chosen, ready.settings)
         check_announced(ready.settings)
-        for limit in engines_chosen.limits():
+        for limit in engines_chosen.limits(load_section(home, "training", TrainingSettings)):
             console.print(f"[yellow]{limit}")
         replicas = servers.replicas | {"engine": engines_chosen.num_own}
         with running(ready, sockets, replicas, engines_chosen) as supervisor:
@@ -121,6 +122,15 @@ def until_interrupted() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         console.print("ended")
+
+
+def settle(choice: EngineChoice, settings: Settings, training: TrainingSettings) -> TrainingSettings:
+    """[training] as this start writes it, and what was chosen is said. Raises InvalidSettings: as `settled`."""
+    found, way = settled(choice, settings, training)
+    if way is not None:
+        wrote = escape(f"[training] {way.settings} is written into {settings_file(settings.home)}")
+        console.print(f"[yellow]{wrote}: engines get what the trainer then leaves of {settings.device}")
+    return found
 
 
 def name_of(policy: str) -> str:

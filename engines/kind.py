@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 from pydantic import Field, model_validator
 
 from contracts.assignments import Slot
+from contracts.memory.training import TrainingWay
 from engines.following.driver import EngineDriver, ServerFacts
 from engines.wire import Wire
 from runtime.settings import Section, Settings
@@ -46,8 +47,9 @@ class Followed(NamedTuple):
     """The module of that process, which imports it alone."""
     choose: Callable[[Path | None, tuple[str, ...], Sequence[str]], FollowedSection]
     """The section, from an interpreter, the arm of each server, and the URLs of servers that run already. Raises InvalidSettings."""
-    check_policy: Callable[[Settings], None]
-    """Raises InvalidSettings if these servers cannot take versions of the home's policy."""
+    check_policy: Callable[[Settings, Any, Mapping[str, Any]], TrainingWay | None]
+    """From the home, its section of these servers, and [training] as plain values: how the trainer must train, so that it fits beside them on
+    its card; None: as it likes. Raises InvalidSettings if these servers cannot take versions of the home's policy, or have no room."""
     check: Callable[[ServerFacts, Settings, str], None]
     """Raises InvalidSettings if a server, by its facts and its URL, cannot serve the home's policy."""
     drive: Callable[[httpx.Client], EngineDriver]

@@ -228,10 +228,8 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
     """Write the settings file of a home. Values in it stay, unless `sections` sets that field. Raises InvalidSettings."""
     path = settings.home / FILE_NAME
-    held, written = read_settings(path) or {}, {}
-    for name, section in sections.items():
-        given = _merged(held.get(name, {}), section.model_dump(exclude_unset=True))
-        written[name] = make_section(f"{path}: [{name}]", type(section), **given).model_dump(mode="json")
+    held, whole = read_settings(path) or {}, completed(settings.home, sections)
+    written = {name: section.model_dump(mode="json") for name, section in whole.items()}
     text = to_toml({**held, **written, "millrace": settings.model_dump(mode="json")})
     settings.home.mkdir(parents=True, exist_ok=True)
     # URLs may contain passwords.
@@ -248,6 +246,16 @@ def _merged(held: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]
         for name, value in given.items()
     }
     return {**held, **parts}
+
+
+def completed(home: Path, sections: Mapping[str, SectionType]) -> dict[str, SectionType]:
+    """Sections as `write_settings` writes them: with the values of the file that they do not set. Raises InvalidSettings."""
+    path, found = home / FILE_NAME, {}
+    held = read_settings(path) or {}
+    for name, section in sections.items():
+        given = _merged(held.get(name, {}), section.model_dump(exclude_unset=True))
+        found[name] = make_section(f"{path}: [{name}]", type(section), **given)
+    return found
 
 
 def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:

@@ -27,7 +27,7 @@ _PER_LOGIT = 12
 _HEAD_TOKENS = 2048
 _RANK = 8
 """Of an adapter whose settings do not name it."""
-_CARD_BYTES, _HOST_BYTES = 600 * 10**6, 700 * 10**6
+CARD_BYTES, _HOST_BYTES = 600 * 10**6, 700 * 10**6
 """What a process takes before it has a model: CUDA's context and workspaces (not measured); torch and transformers."""
 
 
@@ -73,7 +73,7 @@ class TrainerMemory(NamedTuple):
     @property
     def card(self) -> int:
         """All of the card, with what a process takes before it has a model."""
-        return self.base + self.adapter + self.state + self.activations + self.head + _CARD_BYTES
+        return self.base + self.adapter + self.state + self.activations + self.head + CARD_BYTES
 
 
 def memory_of(shape: ModelShape, way: TrainingWay, max_tokens: int = MAX_TOKENS) -> TrainerMemory:
@@ -96,8 +96,10 @@ def memory_of(shape: ModelShape, way: TrainingWay, max_tokens: int = MAX_TOKENS)
 
 
 def ways_of(training: Mapping[str, Any]) -> tuple[TrainingWay, ...]:
-    """The ways that a section [training], as plain values, allows: the first one that fits is taken."""
+    """The ways that a section [training], as plain values, allows: the first one that fits is taken. Raises InvalidSettings: names the field."""
     if (adapter := training.get("adapter")) is not None:
+        if not isinstance(adapter, Mapping):
+            raise InvalidSettings(f"[training] adapter is {adapter!r}; write adapter = {{ rank = {_RANK} }}")
         return (TrainingWay(int(adapter.get("rank", _RANK))),)
     match training.get("masters", "auto"):
         case "auto":

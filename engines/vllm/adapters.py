@@ -58,7 +58,9 @@ def adapter_rank(home: Path) -> int | None:
     adapter = (read_home_settings(home) or {}).get("training", {}).get("adapter")
     if adapter is None:
         return None
-    rank = adapter.get("rank", _RANK) if isinstance(adapter, dict) else adapter
+    if not isinstance(adapter, dict):
+        raise InvalidSettings(f"[training] adapter is {adapter!r}; write adapter = {{ rank = {_RANK} }}")
+    rank = adapter.get("rank", _RANK)
     if type(rank) is not int or not 1 <= rank <= _RANKS[-1]:
         raise InvalidSettings(f"[training] adapter: rank is {rank!r}; vLLM serves ranks from 1 to {_RANKS[-1]}")
     return rank

@@ -6,15 +6,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import contracts
 from contracts.errors import InvalidSettings
 from contracts.files import read_small
+from contracts.memory.training import TrainingWay
 from contracts.packing import MOST_IDS
 from engines.vllm.server.launcher import LEASE
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import memory_for
-from runtime.settings import Settings, load_section, make_section, read_home_settings
+from runtime.settings import Settings, make_section
 
 VLLM_PYTHON = "MILLRACE_VLLM_PYTHON"
 _MADE_HERE = Path(__file__).parent.parent.parent / ".vllm" / "bin" / "python"
@@ -36,18 +38,17 @@ def choose(python: Path | None, slots: tuple[str, ...], urls: Sequence[str]) -> 
     return make_section("[vllm]", VllmSettings, python=found.absolute(), slots=slots)
 
 
-def check_policy(settings: Settings) -> None:
+def check_policy(settings: Settings, own: VllmSettings, training: Mapping[str, Any]) -> TrainingWay | None:
     """See `Followed.check_policy`. On a GPU also: the environment is for one, and the card has room for servers and trainer."""
-    if settings.device != "cpu" and read_home_settings(settings.home) is not None:
-        own = load_section(settings.home, "vllm", VllmSettings)
-        if own.python is not None and not own.urls:
-            check_build(own.python)
-            memory_for(settings, own)
     if settings.device == "cpu" and has_experts(Path(settings.base)):
         raise InvalidSettings(
             f"{settings.base} is a mixture of experts, and vLLM on CPU cannot take versions of one: its reload leaves the experts wrong; "
             "use our engine, or a GPU"
         )
+    if settings.device == "cpu" or own.python is None or own.urls:
+        return None
+    check_build(own.python)
+    return memory_for(settings, own, training)[0]
 
 
 def check_build(python: Path) -> None:

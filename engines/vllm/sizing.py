@@ -18,34 +18,46 @@ from runtime.settings import Settings, read_home_settings
 
 _LEAST_BYTES = 2 * GB
 """Of a server beside its weights: CUDA's context and graphs, and a cache that is worth having. Not measured."""
+_SPARE_BYTES, _SPARE = 2 * GB, 0.03
+"""What nobody is given, in bytes or as a part of the card, whichever is more: servers and trainer take more than is computed. Not measured."""
 _log = structlog.get_logger(__name__)
 
 
 def sized(settings: Settings, own: VllmSettings) -> VllmSettings:
     """The settings of a server that is started now: with `memory` on a GPU, which the log tells. Raises InvalidSettings: as `memory_for`."""
-    if (memory := memory_for(settings, own)) is None:
+    training = (read_home_settings(settings.home) or {}).get("training", {})
+    memory = memory_for(settings, own, training)[1]
+    if memory is None:
         return own
     _log.info("vllm_memory", memory=memory, num_slots=len(own.slots), is_given=own.memory is not None)
     return own.model_copy(update={"memory": memory})
 
 
-def memory_for(settings: Settings, own: VllmSettings) -> float | None:
-    """The share of the card for each server; None: no card is used.
+def memory_for(
+    settings: Settings, own: VllmSettings, training: Mapping[str, Any]
+) -> tuple[TrainingWay | None, float | None]:
+    """How the policy is trained beside the servers, and the share of the card for each. None: nothing is computed; no card is used.
+
+    Args:
+        settings: of the home.
+        own: the servers.
+        training: the section [training], as plain values.
 
     Raises InvalidSettings: as `share_of`; or nobody can tell how much memory the card has.
     """
     if settings.device == "cpu" or own.memory is not None:
-        return own.memory
+        return None, own.memory
     if (card := card_bytes(settings.device)) is None:
         raise InvalidSettings(
             f"nvidia-smi does not tell how much memory {settings.device} has: set [vllm] memory, the share of it for each server"
         )
-    training = (read_home_settings(settings.home) or {}).get("training", {})
     return share_of(read_shape(Path(settings.base)), training, own, card, settings.device)
 
 
-def share_of(shape: ModelShape, training: Mapping[str, Any], own: VllmSettings, card: int, device: str) -> float:
-    """What the trainer leaves of a card, in equal parts: the `--gpu-memory-utilization` of each server.
+def share_of(
+    shape: ModelShape, training: Mapping[str, Any], own: VllmSettings, card: int, device: str
+) -> tuple[TrainingWay, float]:
+    """How the policy is trained, and what the trainer leaves of a card, in equal parts: the `--gpu-memory-utilization` of each server.
 
     Args:
         shape: of the policy.
@@ -57,11 +69,15 @@ def share_of(shape: ModelShape, training: Mapping[str, Any], own: VllmSettings, 
     Raises InvalidSettings: the trainer and the servers do not fit; names the settings that would.
     """
 
+    def spare(way: TrainingWay) -> int:
+        # A trainer that starts before the servers has room for float32 gradients, though bfloat16 would do, and takes it.
+        return max(_SPARE_BYTES, math.ceil(_SPARE * card)) + (2 * shape.num_weights if way.is_host else 0)
+
     def least(way: TrainingWay) -> int:
-        return num_servers(own, way) * (2 * shape.num_weights + _LEAST_BYTES)
+        return spare(way) + num_servers(own, way) * (2 * shape.num_weights + _LEAST_BYTES)
 
     way, trainer = require_card(shape, training, card, device, least)
-    return math.floor(1000 * (card - trainer.card) / card / num_servers(own, way)) / 1000
+    return way, math.floor(1000 * (card - trainer.card - spare(way)) / card / num_servers(own, way)) / 1000
 
 
 def num_servers(own: VllmSettings, way: TrainingWay) -> int:

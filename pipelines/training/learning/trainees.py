@@ -9,7 +9,7 @@ import psutil
 import structlog
 import torch
 
-from contracts.memory.training import require_card
+from contracts.memory.training import CARD_BYTES, require_card
 from engines.cards import read_shape
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
@@ -19,6 +19,7 @@ from policy.load import empty_model, load_model
 from policy.weights import copy_tensors, tensors_of
 
 if TYPE_CHECKING:
+    from contracts.memory.shapes import ModelShape
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.settings import TrainingSettings
     from weights.tensors import Tensors
@@ -62,12 +63,17 @@ def _placed(base: str, settings: TrainingSettings, device: torch.device) -> Plac
         return None
     if settings.adapter is not None:
         if Path(base).is_dir():  # of a hub id nothing is here yet
-            require_card(read_shape(Path(base)), settings.model_dump(), torch.cuda.mem_get_info(device)[0], str(device))
+            require_free(read_shape(Path(base)), settings, torch.cuda.mem_get_info(device)[0], str(device))
         return None
     free = torch.cuda.mem_get_info(device)[0], psutil.virtual_memory().available
     found = fitting(base, settings, *free, is_reduced=precision_of(settings, device).is_reduced)
     log.info("float32 masters have their place", **found._asdict())
     return found
+
+
+def require_free(shape: ModelShape, settings: TrainingSettings, free_bytes: int, device: str) -> None:
+    """As `require_card`, for a process that has its context already: what CUDA took for that is not free any more."""
+    require_card(shape, settings.model_dump(), free_bytes + CARD_BYTES, device)
 
 
 def fitting(

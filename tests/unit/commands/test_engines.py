@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
-from commands.engines import check_announced, check_given, choose_engine, engine_findings, train_finding
+from commands.engines import check_announced, check_given, choose_engine, engine_findings, settled, train_finding
 from commands.home import Home
 from commands.sections import check_sections, sections_finding
 from commands.supervisor import replica_names
@@ -18,6 +19,7 @@ from contracts.engines import EngineReplica, announce
 from contracts.errors import InvalidSettings
 from contracts.tables import engine_replica
 from engines.vllm.settings import VllmSettings
+from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.settings import Settings, load_section, write_settings
 from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm
 from tests.unit.services.serving import serve
@@ -53,7 +55,9 @@ def test_vllm_alone_or_beside_ours() -> None:
     assert alone.servers is not None
     assert alone.servers.slots == ("live", "candidate", "live")
     assert (mixed.num_own, mixed.limits()) == (2, []), "ours has a candidate slot"
-    assert choose_engine("vllm", PYTHON, 1).limits() != []
+    one = choose_engine("vllm", PYTHON, 1)
+    assert one.limits() == one.limits(TrainingSettings()) != []
+    assert one.limits(TrainingSettings(adapter=AdapterSettings())) == [], "a server holds all arms as adapters"
 
 
 def test_running_servers_are_followed() -> None:
@@ -134,9 +138,38 @@ class TestGivenServers:
     def test_a_mixture_of_experts_is_refused_for_vllm_on_cpu(self, settings: Settings) -> None:
         (settings.home / "base" / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 4}')
         with pytest.raises(InvalidSettings, match="is a mixture of experts"):
-            check_given(choose_engine("vllm", PYTHON, 2), settings)
-        check_given(choose_engine("vllm", PYTHON, 2), settings.model_copy(update={"device": "cuda"}))
-        check_given(choose_engine("millrace", None, 2), settings)
+            settled(choose_engine("vllm", PYTHON, 2), settings, TrainingSettings())
+        given = choose_engine("vllm", None, 2, None, URLS[:2])
+        settled(given, settings.model_copy(update={"device": "cuda"}), TrainingSettings())
+        settled(choose_engine("millrace", None, 2), settings, TrainingSettings())
+
+    def test_where_masters_are_is_written_once_if_servers_share_the_card(
+        self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = {"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 512}
+        (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+        weights = 30 * 2**20  # a sparse file
+        header = {"model.layers.0.up.weight": {"dtype": "BF16", "shape": [weights], "data_offsets": [0, 2 * weights]}}
+        text = json.dumps(header).encode()
+        with (tmp_path / "base" / "model.safetensors").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + 2 * weights)
+        small, chosen = settings.model_copy(update={"device": "cuda"}), choose_engine("vllm", PYTHON, 2)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        for mebibytes, masters in ((40_000, "device"), (6900, "host")):
+            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {mebibytes}\n")
+            (tmp_path / "nvidia-smi").chmod(0o755)
+            found, way = settled(chosen, small, TrainingSettings())
+            assert (found.masters, way is None) == (masters, False)
+        write_settings(small, {"training": found})
+        assert settled(chosen, small, TrainingSettings(learning_rate=0.5)) == (
+            found.model_copy(update={"learning_rate": 0.5}),
+            None,
+        )
+        path = write_settings(small, {"training": TrainingSettings()})
+        path.write_text(path.read_text().replace("[training]", "[training]\nadapter = 8"))
+        with pytest.raises(InvalidSettings, match=r"millrace.toml: \[training\] adapter:"):
+            settled(chosen, small, TrainingSettings())
 
     def test_nothing_is_asked_without_urls(self, settings: Settings) -> None:
         check_given(choose_engine("vllm", PYTHON, 2), settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from commands.home import prepare_home
 from commands.policy_check import CheckOnce, check_policy, findings_of
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, WeightsRefused
+from pipelines.training.settings import TrainingSettings
 from policy.inspect import inspect_checkpoint
-from runtime.settings import Settings
+from runtime.settings import Settings, load_section
 from tests.command_line import refused_up, run_here
 from tests.models import BASE, build_model
 from weights.stores.opening import open_weight_store
@@ -86,6 +88,24 @@ def test_doctor_up_and_init_refuse_a_policy_by_name(tmp_path: Path) -> None:
     told = run_here("doctor", "--policy", str(folder))
     assert told.returncode == 1
     assert "MISSING  checkpoint   truncated:" in told.stdout
+
+
+@pytest.mark.usefixtures("_looked_at_here")
+def test_servers_share_the_card_with_the_trainer_or_are_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 6000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    given = ["--policy", str(BASE), "--task", str(TASK), "--home", str(tmp_path / "home"), "--device", "cuda"]
+    ran = refused_up(*given, "--engine", "vllm", "--vllm-python", sys.executable)
+    assert (ran.returncode, (tmp_path / "home").exists()) == (1, False)
+    assert "the trainer does not fit" in ran.stderr
+    assert "GB of engines, and cuda has 6.3 GB" in ran.stderr
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 80000\n")
+    with pytest.raises(AssertionError, match="it was not refused"):
+        refused_up(*given, "--engine", "vllm", "--vllm-python", sys.executable)
+    assert load_section(tmp_path / "home", "training", TrainingSettings).masters == "device"
 
 
 def test_a_checkpoint_is_looked_at_once_until_it_changes(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def test_the_section_says_how_it_is_trained() -> None:
     assert ways_of({"masters": "host"}) == (HOST,)
     assert ways_of({"masters": "auto", "adapter": None}) == (DEVICE, HOST)
     assert ways_of({"masters": "auto", **LORA}) == ways_of({"adapter": {}}) == (RANK_8,)
+    with pytest.raises(InvalidSettings, match=r"\[training\] adapter is 8; write adapter = \{ rank = 8 \}"):
+        ways_of({"adapter": 8})
 
 
 def mixture(*, is_fused: bool) -> ModelShape:

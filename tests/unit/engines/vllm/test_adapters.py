@@ -293,6 +293,9 @@ def test_a_server_is_checked_against_the_runs_adapter(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("12", "1000"))
     with pytest.raises(InvalidSettings, match="rank is 1000"):
         adapter_rank(settings.home)
+    path.write_text("[training]\nadapter = 8\n")
+    with pytest.raises(InvalidSettings, match=r"\[training\] adapter is 8; write adapter = \{ rank = 8 \}"):
+        adapter_rank(settings.home)
     path.write_text("[training]\nadapter = {}\n")
     assert adapter_rank(settings.home) == AdapterSettings().rank
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import shape_of
-from contracts.memory.training import GB, memory_of, ways_of
+from contracts.memory.training import CARD_BYTES, GB, memory_of, ways_of
 from engines.cards import environment_on
 from engines.vllm.launch import check_build, check_policy, serve_command
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import memory_for, num_servers, share_of, sized
-from runtime.settings import Settings, write_settings
+from pipelines.training.learning.placement import REFERENCE, placement
+from pipelines.training.learning.trainees import require_free
+from pipelines.training.settings import AdapterSettings, TrainingSettings
+from runtime.settings import Settings
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 4096, "vocab_size": 151_936}
 BILLION = shape_of(SIZES, {"model.layers.0.up_proj.weight": (250_000, 4000)})
@@ -23,24 +27,48 @@ LORA = {"adapter": {"rank": 8}}
 
 @pytest.mark.parametrize("training", [{}, {"masters": "host"}, LORA, {"max_tokens": 2048}])
 def test_the_servers_share_what_the_trainer_leaves(training: dict[str, object]) -> None:
-    memory = share_of(BILLION, training, SERVERS, 80 * GB, "cuda")
-    way = ways_of(training)[0]
+    way, memory = share_of(BILLION, training, SERVERS, 80 * GB, "cuda")
+    assert way == ways_of(training)[0]
     trainer = memory_of(BILLION, way, int(str(training.get("max_tokens", 8192)))).card
     servers = num_servers(SERVERS, way) * memory * 80 * GB
-    assert 0 <= 80 * GB - trainer - servers < 0.2 * GB
+    spare = 2.4 * GB + (2 * BILLION.num_weights if way.is_host else 0)  # 3% of the card; float32 gradients
+    assert 0 <= 80 * GB - trainer - servers - spare < 0.2 * GB
     assert num_servers(SERVERS, way) == (1 if training == LORA else 2)
 
 
 def test_more_servers_get_less_each_and_a_card_too_small_is_refused_with_what_fits() -> None:
     three = SERVERS.model_copy(update={"slots": ("live", "candidate", "canary")})
-    two, shares = (share_of(BILLION, {}, own, 80 * GB, "cuda") for own in (SERVERS, three))
+    two, shares = (share_of(BILLION, {}, own, 80 * GB, "cuda")[1] for own in (SERVERS, three))
     assert two * 2 == pytest.approx(shares * 3, abs=0.004)
     says = (
-        r"takes 1\d\.\d GB beside at least 12\.0 GB of engines, and cuda has 24\.0 GB; what fits: \[training\] adapter"
+        r"takes 1\d\.\d GB beside at least 16\.0 GB of engines, and cuda has 24\.0 GB; what fits: \[training\] adapter"
     )
     with pytest.raises(InvalidSettings, match=says):
         share_of(BILLION, {}, three, 24 * GB, "cuda")
-    assert share_of(BILLION, LORA, three, 24 * GB, "cuda") > 0
+    assert share_of(BILLION, LORA, three, 24 * GB, "cuda")[1] > 0
+
+
+@pytest.mark.parametrize("billions", [1, 3.5])
+def test_a_trainer_that_starts_first_leaves_the_servers_their_share(billions: float) -> None:
+    shape = shape_of(SIZES, {"model.embed_tokens.weight": (int(billions * 250_000), 4000)})
+    way, memory = share_of(shape, {}, SERVERS, 80 * GB, "cuda")
+    masters: Any = "host" if way.is_host else "device"
+    found = placement(shape.num_weights, 80 * GB, 400 * GB, masters)
+    taken = (found.bytes_per_parameter()[0] + REFERENCE) * shape.num_weights
+    activations = memory_of(shape, way)._replace(base=0, adapter=0, state=0).card
+    assert taken + activations + num_servers(SERVERS, way) * memory * 80 * GB <= (80 - 2) * GB
+    assert way.is_host is (billions == 3.5)
+
+
+def test_a_trainer_that_starts_again_beside_the_servers_fits() -> None:
+    card, shape = 80 * 2**30, shape_of(SIZES, {"model.embed_tokens.weight": (2_000_000, 4000)})
+    _, memory = share_of(shape, {"adapter": {"rank": 32}}, SERVERS, card, "cuda")
+    training, free = TrainingSettings(adapter=AdapterSettings(rank=32)), round(card * (1 - memory) - 0.8 * GB)
+    require_free(shape, training, free, "cuda")
+    need = memory_of(shape, ways_of(training.model_dump())[0]).card - CARD_BYTES
+    require_free(shape, training, need, "cuda")
+    with pytest.raises(InvalidSettings, match="the trainer does not fit"):
+        require_free(shape, training, need - 1, "cuda")
 
 
 @pytest.fixture
@@ -55,7 +83,7 @@ def test_a_setting_overrides_and_without_a_card_to_ask_it_is_needed(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InvalidSettings, match=r"nvidia-smi does not tell .* cuda:1 has: set \[vllm\] memory"):
-        memory_for(settings, SERVERS)
+        memory_for(settings, SERVERS, {})
     given = SERVERS.model_copy(update={"memory": 0.45})
     assert sized(settings, given).memory == 0.45
     base, on_cpu = Path(settings.base), settings.model_copy(update={"device": "cpu"})
@@ -64,11 +92,9 @@ def test_a_setting_overrides_and_without_a_card_to_ask_it_is_needed(
     at = command.index("--gpu-memory-utilization")
     assert command[at : at + 2] == ["--gpu-memory-utilization", "0.45"]
     assert "--gpu-memory-utilization" not in serve_command(given, "p", base, port=1, is_cpu=True)
-    write_settings(settings, {"vllm": SERVERS})
     with pytest.raises(InvalidSettings, match="nvidia-smi"):
-        check_policy(settings)
-    write_settings(settings, {"vllm": given})
-    check_policy(settings)
+        check_policy(settings, SERVERS, {})
+    assert check_policy(settings, given, {}) is None
 
 
 def test_a_server_sees_the_card_of_its_device_alone() -> None:
