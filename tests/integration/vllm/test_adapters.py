@@ -130,6 +130,22 @@ def test_a_version_is_loaded_and_taken_back_at_once(arms: AdapterWorld) -> None:
     assert answered(arms, 1) == begun, "bit for bit: nothing was emptied or written"
 
 
+def test_more_adapters_than_fit_are_read_again_from_their_folders(arms: AdapterWorld) -> None:
+    arms.bring_arms(live=1)
+    first, names = f"{POLICY}@v1", [f"more-{number}" for number in range(12)]
+    prompts = probe_prompts(Path(arms.settings.base))[:1]
+    with arms.client() as client:
+        server = AdapterServer(client)
+        expected, folder = server.scores(first, prompts), server.adapters()[first]
+        for name in names:
+            server.load(name, folder)
+        for name in (*names, first):
+            assert server.scores(name, prompts) == expected
+            assert name in server.adapters()
+        for name in names:
+            server.unload(name)
+
+
 def test_an_answer_ends_on_the_version_it_began_with(arms: AdapterWorld) -> None:
     arms.bring_arms(live=1)
     events = arms.events(PROMPT, model=f"{POLICY}@v1", max_tokens=200, seed=5)

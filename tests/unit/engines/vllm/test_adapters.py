@@ -22,6 +22,7 @@ from engines.vllm.adapters import (
     adapter_rank,
     check_base,
     check_facts,
+    distance,
     is_trained,
 )
 from engines.vllm.follow import with_adapters
@@ -31,7 +32,7 @@ from runtime.settings import Settings, make_section
 from runtime.settings_file import FILE_NAME
 from tests.unit.weights.awkward_weights import tensor
 from weights.adapters import CONFIG, WEIGHTS_FILE, AdapterConfig
-from weights.tensors import Tensors, read_safetensors, root_of, write_safetensors
+from weights.tensors import Tensors, read_safetensors, root_of, to_bf16, write_safetensors
 
 BASE_ROOT = "b" * 64
 FACTS = {
@@ -60,6 +61,8 @@ class FakeLoraServer:
         self.adapters: dict[str, str] = {}
         self.calls: list[str] = []
         self.binds = self.has_lora_routes = True
+        self.effect, self.noise, self.rng = 1.0, 0.0, np.random.default_rng(0)
+        """`effect`: of adapters on log-probs; `noise`: of traffic."""
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         routes = {
@@ -99,6 +102,7 @@ class FakeLoraServer:
         if body["model"] != "demo":
             tensors = read_safetensors(Path(self.adapters[body["model"]]) / WEIGHTS_FILE)
             moved = float(sum(each.data.sum() for name, each in tensors.items() if "lora_B" in name)) * self.binds
+        moved = moved * self.effect + self.noise * self.rng.normal()
         tops = [{"token_id": token, "logprob": -1.0 - moved} for token in body["token_ids"][-2:]]
         choice = {"logprobs": {"content": [{**tops[0], "top_logprobs": tops}]}}
         return httpx.Response(200, json={"choices": [choice]})
@@ -226,6 +230,36 @@ def test_an_adapter_that_binds_nothing_is_refused_by_name_and_the_arm_keeps_its_
     assert not is_trained(world.versions[1]), "an adapter without a step changes nothing, and is served"
 
 
+def test_the_noise_of_traffic_is_not_taken_for_an_adapter(world: ArmsWorld) -> None:
+    world.server.effect = 1e-8  # in all, a unit in the last place of a log-prob in float32
+    world.assign(live=2)
+    assert world.step() == {"live": 2}, "the least difference is enough on a quiet server"
+    world.server.effect, world.server.noise, world.server.binds = 1.0, 0.01, False
+    world.assign(live=3)
+    for turn in range(1, 11):
+        assert world.step(100.0 * turn) == {"live": 2}
+        assert world.follower.row.problems["live"]["code"] == "adapter_unbound"
+    world.server.binds = True
+    assert world.step(2000.0) == {"live": 3}
+    assert distance([{1: -1.0, 2: -2.0}], [{1: -1.5, 3: -4.0}]) == pytest.approx((0.5 + 2.0 + 2.0) / 3)
+
+
+def test_other_weights_under_a_known_number_are_loaded_or_refused(world: ArmsWorld) -> None:
+    world.assign(live=2, candidate=0)
+    world.step()
+    first = world.server.adapters["demo@v2"]
+    world.arms["candidate"] = world.arms["candidate"]._replace(root="c" * 64)
+    world.versions[2] = adapter(5)
+    world.assign(live=2)
+    assert world.step() == {"live": 2, "candidate": 0}
+    assert world.server.calls == ["load demo@v2", "unload demo@v2", "load demo@v2"]
+    assert world.server.adapters["demo@v2"] != first
+    assert world.follower.row.problems["candidate"]["code"] == "wrong_root"
+    world.server.binds, world.versions[2] = False, adapter(6)
+    world.assign(live=2)
+    assert world.step(10.0) == {"candidate": 0}, "the row names no weights that are gone"
+
+
 @pytest.mark.parametrize(
     ("tensors", "code"),
     [
@@ -305,10 +339,20 @@ def test_the_checkpoint_under_the_adapters_is_version_0(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", weights)
     facts = ServerFacts(str(tmp_path), str(tmp_path), "float32", True, True, True, 20, False)
     check_base(facts, tmp_path, "compared before", "http://h")
-    check_base(facts, tmp_path / "another", root_of(weights), "http://h")
+    another = tmp_path / "another"
+    another.mkdir()
+    check_base(facts, another, root_of(weights), "http://h")
+    wide = {"embed.weight": tensor("F32", np.ones((2, 2), "<f4"))}
+    write_safetensors(another / "model.safetensors", wide)
     with pytest.raises(InvalidSettings, match="whose weights are not version 0"):
-        check_base(facts, tmp_path / "another", BASE_ROOT, "http://h")
-    write_safetensors(tmp_path / "model.safetensors", {"embed.weight": tensor("F32", np.ones((2, 2), "<f4"))})
+        check_base(facts, another, BASE_ROOT, "http://h")
+    write_safetensors(tmp_path / "model.safetensors", {"wte.weight": weights["embed.weight"]})
+    with pytest.raises(InvalidSettings, match=r"not named as those of the base policy, first 'embed\.weight'"):
+        check_base(facts, another, BASE_ROOT, "http://h")
+    write_safetensors(tmp_path / "model.safetensors", wide)
+    rounds = facts._replace(dtype="bfloat16")
+    check_base(rounds, another, root_of(to_bf16(wide)), "http://h")
+    check_base(rounds, another, "of the same bits, published under other names", "http://h")
     with pytest.raises(InvalidSettings, match="version 0, under the adapters, has bfloat16"):
         check_base(facts, tmp_path, BASE_ROOT, "http://h")
     check_base(facts._replace(dtype="bfloat16"), tmp_path, BASE_ROOT, "http://h")
