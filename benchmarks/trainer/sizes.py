@@ -27,9 +27,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.report import print_table, write_report
 from pipelines.training.learning.device import Precision
 from pipelines.training.learning.placement import Placement
-from pipelines.training.learning.working import MasterAdamW, make_pairs
+from pipelines.training.learning.working import MasterAdamW, Pair, make_pairs, move
+from policy.adapter import Adapter, all_linear
 from policy.logprobs import TokenScorer
 from policy.packing import ATTENTION, pack
+from weights.adapters import AdapterConfig
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
@@ -91,9 +93,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     cases = [
-        (shape, options.tokens, again, masters)
+        (shape, options.tokens, again, trained)
         for shape in options.shape or ("8b", "70b")
-        for again, masters in ((False, "device"), (True, "device"), (True, "host"))
+        for again, trained in ((False, "device"), (True, "device"), (True, "host"), (True, 8), (True, 32))
     ]
     # Each in a process of its own: torch 2.13 crashes where fake tensors of two modes were in one. This one computes nothing.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
@@ -105,16 +107,23 @@ def main(arguments: Sequence[str]) -> None:
         print(f"written: {write_report('trainer-sizes', {'tokens': options.tokens, 'rows': rows})}")
 
 
-def sizes(shape: str, num_tokens: int, recompute: bool, masters: Literal["device", "host"]) -> dict[str, Any]:
-    """GiB of the device by part at the peak of a step, and of the host; bytes per parameter that are resident between steps."""
+def sizes(shape: str, num_tokens: int, recompute: bool, trained: Literal["device", "host"] | int) -> dict[str, Any]:
+    """GiB of the device by part at the peak of a step, and of the host; bytes per parameter that are resident between steps.
+
+    `trained`: all weights, with masters there; or an adapter of this rank.
+    """
     config = Qwen3Config(vocab_size=151_936, num_key_value_heads=8 if shape != "tiny" else 2, **SHAPES[shape])
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = Qwen3ForCausalLM(config).eval()
         model.config._attn_implementation = ATTENTION  # noqa: SLF001 as `make_packable` does
-        pairs = make_pairs(model, Precision(torch.device("cpu"), is_reduced=True), Placement(masters))
+        precision = Precision(torch.device("cpu"), is_reduced=True)
+        if isinstance(trained, int):
+            pairs, reference = _adapter(model, trained, precision), []
+        else:
+            pairs = make_pairs(model, precision, Placement(trained))
+            # As the frozen copy holds them; a model of fake tensors cannot be copied safely.
+            reference = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer = MasterAdamW([*pairs.values()], weight_decay=0.0)
-        # As the frozen copy holds them; a model of fake tensors cannot be copied safely.
-        reference = [parameter.detach().clone() for parameter in model.parameters()]
         count = sum(parameter.numel() for parameter in model.parameters())
         _step(model, optimizer, num_tokens, recompute=recompute)  # allocates gradients
         state = {
@@ -123,9 +132,9 @@ def sizes(shape: str, num_tokens: int, recompute: bool, masters: Literal["device
         }
         resident = {
             "weights": _bytes(model.parameters()),
-            "gradients": _bytes(parameter.grad for parameter in model.parameters()),
+            "gradients": _bytes(working.grad for _, working in pairs.values()),
             "reference": _bytes(reference),
-            **(state if masters == "device" else dict.fromkeys(state, 0)),
+            **(dict.fromkeys(state, 0) if trained == "host" else state),
         }
         with _Made() as made:
             _step(model, optimizer, num_tokens, recompute=recompute)
@@ -133,13 +142,22 @@ def sizes(shape: str, num_tokens: int, recompute: bool, masters: Literal["device
         "shape": shape,
         "parameters": count,
         "recompute": recompute,
-        "masters_in": masters,
+        "trained": f"rank {trained}" if isinstance(trained, int) else f"all, masters: {trained}",
         **{name: round(value / _GIB, 2) for name, value in resident.items()},
         "activations": round(made.peak / _GIB, 2),
         "peak": round((sum(resident.values()) + made.peak) / _GIB, 2),
-        "host": round(sum(state.values()) / _GIB if masters == "host" else 0.0, 2),
+        "host": round(sum(state.values()) / _GIB if trained == "host" else 0.0, 2),
         "resident_bytes_per_parameter": round(sum(resident.values()) / count, 3),
     }
+
+
+def _adapter(model: Any, rank: int, precision: Precision) -> dict[str, Pair]:
+    move(model, precision)
+    model.requires_grad_(requires_grad=False)
+    config = AdapterConfig(rank=rank, alpha=32.0, targets=all_linear(model), base_root="")
+    adapter = Adapter(model, config, dtype=torch.float32)
+    adapter.requires_grad_(requires_grad=True)
+    return {name: (weight, weight) for name, weight in adapter.named_parameters()}
 
 
 def _step(model: Any, optimizer: MasterAdamW, num_tokens: int, *, recompute: bool) -> None:

@@ -56,11 +56,14 @@ def test_the_gpu_tables_are_filled_without_a_gpu_too(tmp_path: Path) -> None:
     assert step["figures"]["step_moved"] > 0
 
 
-def test_resident_state_takes_20_bytes_per_parameter_or_8_with_masters_in_host_memory(tmp_path: Path) -> None:
-    held, again, host = printed(tmp_path, "sizes", "--shape", "tiny", "--tokens", "2048")
+def test_resident_state_takes_20_bytes_per_parameter_8_with_masters_in_host_memory_2_with_an_adapter(
+    tmp_path: Path,
+) -> None:
+    held, again, host, rank_8, rank_32 = printed(tmp_path, "sizes", "--shape", "tiny", "--tokens", "2048")
     assert held["resident_bytes_per_parameter"] == pytest.approx(20, abs=0.01)
     assert host["resident_bytes_per_parameter"] == pytest.approx(8, abs=0.01)
     assert again["activations"] < held["activations"]
+    assert 2 < rank_8["resident_bytes_per_parameter"] < rank_32["resident_bytes_per_parameter"] < 2.3
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
