@@ -61,8 +61,10 @@ def _compare(settings: Settings, row: EngineReplica, copy: HostCopy, folder: Pat
         base_url=row.url, headers=authorization(engine_key(settings.home)), timeout=_CALL_SECONDS
     ) as client:
         driver = followed_of(row.kind).drive(client)
+        # Under adapters the base must be version 0, whatever the arms have; the adapters themselves were probed when they were loaded.
+        versions = {0} if "adapters" in row.abilities else set(row.slots.values()) - {None}
         return {
             version: driver.compare(copy.file_of(version, None, settings.run, folder))
-            for version in set(row.slots.values())
+            for version in versions
             if version is not None
         }

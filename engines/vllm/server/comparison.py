@@ -30,7 +30,8 @@ def compare_weights(model: Any, published: Mapping[str, torch.Tensor]) -> Weight
     """See the module. `model`: vLLM's. `published`: the checkpoint's names to tensors."""
     wanted, parts = _renamed(model, published), _parts(model)
     result, used, owners = WeightComparison([], [], []), set[str](), dict[int, str]()
-    for name, layer in model.named_modules():
+    for wrapped, layer in model.named_modules():
+        name = wrapped.replace(".base_layer", "")  # of a layer that may have adapters
         own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
         if _is_linear(layer):
             own.setdefault("weight", torch.empty(0))  # packed, and dropped

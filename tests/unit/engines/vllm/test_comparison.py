@@ -61,6 +61,16 @@ def test_fused_packed_and_padded_layers_are_compared_under_the_checkpoints_names
     assert not found.unknown
 
 
+def test_a_layer_that_may_have_adapters_is_compared_under_its_own_name(published: dict[str, torch.Tensor]) -> None:
+    model = Fused(published)
+    wrapper = torch.nn.Module()
+    wrapper.base_layer = model.head
+    model.add_module("head", wrapper)
+    assert "head.weight" in compare_weights(model, published).equal
+    other = {**published, "head.weight": published["head.weight"] + 1}
+    assert compare_weights(model, other).different == ["head.weight"]
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_names_come_from_vllms_mapper(published: dict[str, torch.Tensor], *, packed: bool) -> None:
     model = Fused(published)
