@@ -42,7 +42,7 @@ class Adapter(torch.nn.Module):
         Raises InvalidSettings: a target that no linear layer of the model has.
         """
         super().__init__()
-        self.config_of_version, self.is_on = config, True
+        self.config, self.is_on = config, True
         layers, self._seed = linear_layers(model, config.targets), seed
         self._shapes = {f"{PREFIX}{name}": (layer.in_features, layer.out_features) for name, layer in layers.items()}
         devices = {f"{PREFIX}{name}.{part}": layer.weight.device for name, layer in layers.items() for part in (A, B)}
@@ -67,7 +67,7 @@ class Adapter(torch.nn.Module):
     def untrained(self) -> dict[str, torch.Tensor]:
         """The weights before the first step, float32: the same for the same seed and layers."""
         generator = torch.Generator().manual_seed(self._seed)
-        rank, found = self.config_of_version.rank, {}
+        rank, found = self.config.rank, {}
         for name, (num_in, num_out) in self._shapes.items():
             drawn_RI = torch.empty(rank, num_in).uniform_(-1, 1, generator=generator)
             found[f"{name}.{A}"], found[f"{name}.{B}"] = drawn_RI / math.sqrt(num_in), torch.zeros(num_out, rank)
@@ -76,7 +76,7 @@ class Adapter(torch.nn.Module):
     def _add(self, a: str, b: str, _layer: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         if not self.is_on:
             return output
-        config, a_RI, b_OR = self.config_of_version, self._used[a], self._used[b]
+        config, a_RI, b_OR = self.config, self._used[a], self._used[b]
         low = torch.nn.functional.linear(inputs[0].to(a_RI.dtype), a_RI)
         return output + (torch.nn.functional.linear(low, b_OR) * (config.alpha / config.rank)).to(output.dtype)
 
@@ -106,11 +106,6 @@ class Adapter(torch.nn.Module):
         finally:
             self._used = self._weights
 
-    def remove(self) -> None:
-        """Take the hooks off: the model is its base for good."""
-        for hook in self._hooks:
-            hook.remove()
-
 
 class AdapterBits(ModelBits):
     """An adapter's bits as a version: its weights, and the tensor `CONFIG`."""
@@ -119,7 +114,7 @@ class AdapterBits(ModelBits):
         self, adapter: Adapter, changes: Changes | None = None, weights: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         super().__init__(adapter, changes, weights)
-        self._config = adapter.config_of_version.tensor()
+        self._config = adapter.config.tensor()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._config if name == CONFIG else super().__getitem__(name)

@@ -119,7 +119,11 @@ class _Replaced(dict[str, torch.Tensor]):
 
 def tensors_of(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
     """A copy of every tensor: see `ModelBits`."""
-    bits = ModelBits(model, weights=weights)
+    return copied(ModelBits(model, weights=weights))
+
+
+def copied(bits: ModelBits) -> Tensors:
+    """The tensors in memory of their own."""
     return {name: t if _is_own(t.data) else t._replace(data=t.data.copy()) for name, t in bits.items()}
 
 

@@ -93,7 +93,7 @@ def device_ms(act: Callable[[], object], device: str) -> dict[str, Any]:
     taken = []
     for _ in range(ROUNDS):
         if device == "cuda":
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
             torch.cuda.synchronize()
             first.record()
             act()

@@ -10,6 +10,7 @@ import statistics
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -72,7 +73,7 @@ def trainer(
     for number in range(1, len(batches)):
         if perf_counter() - began + 1.2 * taken[-1] > seconds:
             break
-        taken.append(timed(lambda number=number: step(number), device))  # type: ignore[misc]
+        taken.append(timed(partial(step, number), device))
         yield _speed(taken, batches, model, num_weights) | memory(device) | _figures(results[1:])
         if device == "cuda":
             yield {"bytes_per_weight": torch.cuda.max_memory_allocated() / num_weights}
@@ -89,7 +90,7 @@ def plain(*, rehearse: bool, seconds: float, compiled: bool = False) -> Iterator
     for number in range(1 + STEPS):
         batches.append(rows_of(number, rehearse=rehearse))
         rows = plain_rows(_plain(batches[-1]), MAX_TOKENS, device)
-        taken.append(timed(lambda rows=rows: stepper.step(rows), device))  # type: ignore[misc]
+        taken.append(timed(partial(stepper.step, rows), device))
         if number:
             yield _speed(taken, batches, model, num_weights) | memory(device)
         if perf_counter() - began + 1.2 * taken[-1] > seconds:
@@ -148,7 +149,7 @@ def _figures(results: Sequence[StepResult]) -> dict[str, Any]:
     """Medians of the learner's own figures, and the guard's reasons."""
     names = [name for name in results[0].metrics if name.startswith("seconds_") or name in _SHOWN]
     values = {name: [result.metrics[name] for result in results] for name in names}
-    medians = {name: statistics.median(map(float, each)) for name, each in values.items() if None not in each}  # type: ignore[arg-type]
+    medians = {name: statistics.median(map(float, each)) for name, each in values.items() if None not in each}  # type: ignore[arg-type]  # no None is left
     return {"skipped": sorted({result.skipped for result in results} - {""}), "figures": medians}
 
 

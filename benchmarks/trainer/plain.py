@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 try:
     from torch.nn.attention import varlen
 except ImportError:  # of an older torch
-    varlen = None  # type: ignore[assignment]
+    varlen = None  # type: ignore[assignment]  # an earlier torch
 
 ATTENTION = "plain_packed"
 """The name under which transformers finds the attention below."""

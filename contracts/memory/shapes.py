@@ -12,7 +12,8 @@ from contracts.errors import InvalidSettings
 _LAYER = re.compile(r"\.(\d+)\.")
 _EXPERTS = ".experts."
 _ROUTERS = ("gate", "router")
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names in config.json for how many experts a layer has."""
 _NUM_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 _NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _WIDTH = ("hidden_size", "n_embd", "d_model")
@@ -69,7 +70,7 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     Raises InvalidSettings: the configuration does not name the layers, the width or the vocabulary.
     """
     text = {**config, **(config.get("text_config") or {})}
-    experts = _number(text, _NUM_EXPERTS)
+    experts = _number(text, NUM_EXPERTS)
     num_experts = experts if experts > 1 else 0
     found = {
         "num_hidden_layers": _number(text, _NUM_LAYERS),

@@ -11,6 +11,7 @@ from typing import Any
 import contracts
 from contracts.errors import InvalidSettings
 from contracts.files import read_small
+from contracts.memory.shapes import NUM_EXPERTS
 from contracts.memory.training import TrainingWay
 from contracts.packing import MOST_IDS
 from engines.vllm.server.launcher import LEASE
@@ -20,7 +21,6 @@ from runtime.settings import Settings, make_section
 
 VLLM_PYTHON = "MILLRACE_VLLM_PYTHON"
 _MADE_HERE = Path(__file__).parent.parent.parent / ".vllm" / "bin" / "python"
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MOST_LOGPROBS = MOST_IDS + 1  # the sampled token counts
 
 
@@ -91,7 +91,9 @@ def has_experts(base: Path) -> bool:
         config = json.loads(read_small(base / "config.json"))
     except (OSError, ValueError) as error:
         raise InvalidSettings(f"{base / 'config.json'} cannot be read: {error}") from error
-    return any(int(part.get(name) or 0) > 1 for part in (config, config.get("text_config") or {}) for name in _EXPERTS)
+    return any(
+        int(part.get(name) or 0) > 1 for part in (config, config.get("text_config") or {}) for name in NUM_EXPERTS
+    )
 
 
 def serve_environment(

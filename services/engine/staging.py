@@ -296,8 +296,8 @@ class Stager:
             raise _wrong_base(after.version, config, None if whole.held is None else whole.held.root)
         if own.adapter is None:
             return own, HeldParameters(_new_adapter(own.model, config)), base or whole
-        if own.adapter.of.config_of_version != config:
-            said = f"version {after.version} has {config}, and this arm {own.adapter.of.config_of_version}"
+        if own.adapter.of.config != config:
+            said = f"version {after.version} has {config}, and this arm {own.adapter.of.config}"
             raise WeightsRefused("other_adapter", f"{said}: they stay the same within a run", version=after.version)
         return own, own.adapter, whole
 

@@ -17,7 +17,7 @@ from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.learning.working import move
 from pipelines.training.settings import AdapterSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
-from policy.weights import ModelBits, apply_patches, stage_copy
+from policy.weights import ModelBits, apply_patches, copied, stage_copy
 from weights.adapters import AdapterConfig, config_of, weights_in
 from weights.tensors import root_of
 
@@ -56,15 +56,14 @@ class AdapterModel(WholeModel):
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
-        found = AdapterBits(self.adapter, weights=weights)
-        return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in found.items()}
+        return copied(AdapterBits(self.adapter, weights=weights))
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`: from an adapter like this one, or from the base, with an adapter that was not trained.
 
         Raises WeightsRefused: `other_adapter`, `other_model`, and as `stage_changes`.
         """
-        config, own = config_of(bits), self.adapter.config_of_version
+        config, own = config_of(bits), self.adapter.config
         if config is None and root_of(bits) != own.base_root:
             raise WeightsRefused("other_model", "these weights are neither an adapter nor the base of this one")
         if config is None:
@@ -103,7 +102,7 @@ class _WithoutAdapter:
         if bits is None or config_of(bits) is None:
             other = adapter.off()
         else:
-            other = adapter.holding(_values(weights_in(bits, adapter.config_of_version)))
+            other = adapter.holding(_values(weights_in(bits, adapter.config)))
         with other, self._trainee.computing():
             return [batch.scored_by(self._trainee.scorer).log_probs_BT for batch in batches]
 

@@ -89,7 +89,7 @@ class MasterAdamW(torch.optim.AdamW):
             }
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no closure is called
         """As AdamW's. A master that was stepped has a gradient that takes no memory, as a mark."""
         del closure
         (group,) = self.param_groups

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from contracts.errors import InvalidSettings, WeightsRefused
 from policy.adapter import Adapter, AdapterBits, all_linear, another_tree
-from policy.weights import copy_tensors, tensors_of
+from policy.weights import copied, copy_tensors, tensors_of
 from tests.models import tiny_model
 from weights.adapters import (
     CONFIG,
@@ -40,7 +40,7 @@ def adapted(model: Any, seed: int = 0) -> Adapter:
 
 
 def bits_of(adapter: Adapter) -> Tensors:
-    return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in AdapterBits(adapter).items()}
+    return copied(AdapterBits(adapter))
 
 
 @torch.no_grad()
@@ -50,17 +50,14 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def test_an_untrained_adapter_and_one_that_is_off_are_the_base_to_the_bit() -> None:
-    model = tiny_model("qwen3")
+    model, untrained = tiny_model("qwen3"), tiny_model("qwen3")
     base = logits(model)
-    untrained = Adapter(model, adapted(tiny_model("qwen3")).config_of_version, dtype=torch.float32)
-    assert torch.equal(logits(model), base)
-    untrained.remove()
     adapter = adapted(model)
+    Adapter(untrained, adapter.config, dtype=torch.float32)
+    assert torch.equal(logits(untrained), base)
     assert not torch.allclose(logits(model), base, atol=1e-3)
     with adapter.off():
         assert torch.equal(logits(model), base)
-    adapter.remove()
-    assert torch.equal(logits(model), base)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks a name that left
@@ -105,8 +102,8 @@ def test_another_tree_has_the_same_parameters_and_an_adapter_of_its_own() -> Non
     assert torch.equal(logits(other), base)
     ours, theirs = dict(model.named_parameters()), dict(other.named_parameters())
     assert all(theirs[name] is each for name, each in ours.items())
-    second = Adapter(other, adapter.config_of_version, dtype=torch.float32)
-    copy_tensors(second, weights_in(bits_of(adapter), adapter.config_of_version))
+    second = Adapter(other, adapter.config, dtype=torch.float32)
+    copy_tensors(second, weights_in(bits_of(adapter), adapter.config))
     assert torch.equal(logits(other), logits(model))
     with adapter.off():
         assert not torch.equal(logits(other), logits(model))
@@ -115,10 +112,10 @@ def test_another_tree_has_the_same_parameters_and_an_adapter_of_its_own() -> Non
 def test_the_bits_say_what_they_are_for_and_lead_back() -> None:
     adapter = adapted(tiny_model("qwen3"))
     bits = bits_of(adapter)
-    assert config_of(bits) == adapter.config_of_version
+    assert config_of(bits) == adapter.config
     other = adapted(tiny_model("qwen3"), seed=1)
     assert root_of(bits_of(other)) != root_of(bits)
-    copy_tensors(other, weights_in(bits, other.config_of_version))
+    copy_tensors(other, weights_in(bits, other.config))
     assert root_of(bits_of(other)) == root_of(bits)
 
 
@@ -133,7 +130,7 @@ def test_what_is_no_adapter_or_another_one_is_refused_by_name(tmp_path: Path) ->
         ),
     ):
         with pytest.raises(WeightsRefused) as refused:
-            weights_in(tensors, adapter.config_of_version)
+            weights_in(tensors, adapter.config)
         assert refused.value.code == code
     with pytest.raises(WeightsRefused, match="whole policy"):
         write_adapter(tmp_path, whole, "base")
