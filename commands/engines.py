@@ -102,7 +102,7 @@ def choose_engine(
 
     Raises InvalidSettings: another kind, no such interpreter, or slots that make no sense.
     """
-    kind = kind or (OWN if device == "cpu" else ON_GPU)
+    kind = kind or (ON_GPU if device.startswith("cuda") else OWN)
     if kind not in KINDS:
         raise InvalidSettings(f"--engine is {' or '.join(KINDS)}, not {kind!r}{why_gone(kind)}")
     arms = None if slots is None else tuple(name.strip() for name in slots.split(","))

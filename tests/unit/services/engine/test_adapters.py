@@ -115,11 +115,11 @@ async def test_an_answer_goes_on_over_swaps_and_the_way_back_needs_no_store(
     assert [bool(record.payload_bytes) for record in records] == [True, True, True, False, False, False, False]
     assert records[2].density < 0.05, "by places"
     assert [record.num_changed for record in records[3:]] == [0, 0, records[2].num_changed, 0], "the base is untouched"
-    # The first token after a boundary sees only keys and values of the version before.
+    # The first token after a boundary sees only keys and values of the version before; one alone may be equal by chance.
     end = chunk.spans[1].start
     expected = logprobs_of(published.merged(0), PROMPT, chunk.token_ids)
     assert chunk.logprobs[:end] == pytest.approx(expected[:end], abs=rounding())
-    assert chunk.logprobs[end] != pytest.approx(expected[end], abs=1e-3)
+    assert chunk.logprobs[end : end + 5] != pytest.approx(expected[end : end + 5], abs=1e-3)
     await check_serves(engine, published, LIVE, 0)
 
 
