@@ -19,6 +19,7 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import NO_LAYER, ModelShape
 from contracts.memory.training import (
+    CARD_BYTES,
     GB,
     HOST_BYTES,
     SAVED,
@@ -146,7 +147,7 @@ def require_room(
     """
     room, trainer = room_here(home, device), None
     if device != "cpu":
-        engines = num_engines * num_slots * memory_need(report, device).slot
+        engines = num_engines * (CARD_BYTES + num_slots * memory_need(report, device).slot)
         card = sys.maxsize if room.gpu is None else room.gpu
         trainer = require_card(read_shape(policy), training, card, device, beside=lambda _: engines)[1].host
     if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer_host=trainer):

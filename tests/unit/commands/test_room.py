@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from commands.room import MachineRoom, MemoryNeed, memory_need, shortage
+from commands.room import MachineRoom, MemoryNeed, memory_need, require_room, shortage
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
 from tests.each_case import each_case
 from tests.forked import ended, start
+from tests.models import BASE
 
 GIB = 2**30
 BILLION = CheckpointReport(num_weights=10**9)
@@ -48,6 +49,23 @@ def test_what_does_not_fit_is_said_with_what_there_is(
     lack = shortage(BILLION, device, room, **more)
     assert says in lack
     assert bool(lack) is bool(says)
+
+
+def test_our_engine_on_a_gpu_is_a_process_beside_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho $MEBIBYTES\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+
+    def up(mebibytes: int) -> None:
+        monkeypatch.setenv("MEBIBYTES", str(mebibytes))
+        report = CheckpointReport(num_weights=10**6)
+        require_room(report, BASE, tmp_path, "cuda", num_engines=1, num_slots=2, training={})
+
+    up(1400)
+    with pytest.raises(
+        InvalidSettings, match=r"takes 0\.7 GB beside at least 0\.6 GB of engines, and cuda has 1\.0 GB"
+    ):
+        up(1000)
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
