@@ -20,13 +20,13 @@ from commands.findings import Finding, checked, missing, note
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
-from commands.room import described_shape, fit_table
+from commands.room import described_shape, fit_table, settings_on
 from commands.sections import sections_finding
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, InvalidSettings
 from contracts.event_log import EventLog
-from contracts.memory.training import GB, USUAL, passes_of, settings_that_fit
+from contracts.memory.training import USUAL, passes_of
 from engines.cards import read_shape
 from pipelines.training.settings import TrainingSettings
 from rewards.sandbox.choose import MAKERS, Maker, described, sandbox_or_problem
@@ -142,7 +142,7 @@ def print_fits(folder: Path, home: Path, cards: Sequence[float]) -> bool:
         passes = passes_of(load_section(home, "training", TrainingSettings).model_dump())
     print(f"\n{described_shape(shape)}\n\nComputed, for [training] {passes.says}; see docs/models.md, What fits\n")
     print("\n".join(fit_table(shape, passes, cards)))
-    return all(any(settings_that_fit(shape, passes, round(card * GB))) for card in cards)
+    return all(any(settings_on(shape, passes, card)) for card in cards)
 
 
 def _keys(settings: Settings) -> Finding:

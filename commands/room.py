@@ -30,6 +30,7 @@ from contracts.memory.training import (
     require_card,
     settings_that_fit,
     ways_for,
+    ways_of,
 )
 from engines.cards import card_bytes, read_shape
 
@@ -69,12 +70,11 @@ def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
 
     The engine holds each arm in float32 on CPU and in bfloat16 on a GPU. tests/unit/commands/test_room.py compares the trainer's with its process.
     """
-    trainer, width = _trainer(report, device), 4 if device == "cpu" else 2
+    peak, width = _trainer(report, device).kept, 4 if device == "cpu" else 2
     pages = 4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
     cache = _CACHE_TOKENS * report.cache_elements_per_token * width + pages
     slot = report.num_weights * width + cache
     engine = HOST_BYTES + SLOTS * slot + _LOADING * report.num_weights
-    peak = trainer.base + trainer.state + trainer.host
     return MemoryNeed(engine, peak - SAVED * report.num_weights, peak, slot)
 
 
@@ -98,7 +98,7 @@ def shortage(
     *,
     num_engines: int = 1,
     num_slots: int = SLOTS,
-    trainer_host: int | None = None,
+    trainer: int | None = None,
 ) -> str:
     """What this machine lacks for a policy beside memory of a GPU, and what to do; empty if it has everything.
 
@@ -108,15 +108,18 @@ def shortage(
         room: of this machine.
         num_engines: how many of our engines run here, with `num_slots` each; vLLM's servers are not counted.
         num_slots: of each of them.
-        trainer_host: bytes that the trainer takes beside a GPU; None: as with masters on the device.
+        trainer: bytes that it takes here, beside a GPU or without one; None: as with whole weights and masters on the device.
     """
     need, weights = memory_need(report, device), report.num_weights
     engines = num_engines * (need.engine + (num_slots - SLOTS) * need.slot)
     if device == "cpu":
-        memory = engines + need.trainer_peak + _OTHERS_BYTES
-        parts = f"engine {gib(engines)}, trainer {gib(need.trainer_peak)} while it saves, the other processes {gib(_OTHERS_BYTES)}"
+        trainer = trainer or need.trainer_peak
+        memory = engines + trainer + _OTHERS_BYTES
+        parts = (
+            f"engine {gib(engines)}, trainer {gib(trainer)} while it saves, the other processes {gib(_OTHERS_BYTES)}"
+        )
     else:
-        trainer = _trainer(report, device).host if trainer_host is None else trainer_host
+        trainer = trainer or _trainer(report, device).host
         memory = trainer + num_engines * HOST_BYTES + _LOADING * weights + _OTHERS_BYTES
         parts = "what engine and trainer keep beside the GPU, and the other processes"
     if memory > room.memory:
@@ -143,14 +146,16 @@ def require_room(
 ) -> None:
     """Raises InvalidSettings if this machine lacks memory or disk for a policy: see `shortage`; or if the GPU lacks memory for the trainer.
 
-    `training`: the section [training]. It says how the policy is trained, so what the trainer takes of a GPU, beside our engines on it.
+    `training`: the section [training]. It says how the policy is trained, so what the trainer takes, of a GPU beside our engines on it.
     """
     room, trainer = room_here(home, device), None
     if device != "cpu":
         engines = num_engines * (CARD_BYTES + num_slots * memory_need(report, device).slot)
         card = sys.maxsize if room.gpu is None else room.gpu
         trainer = require_card(read_shape(policy), training, card, device, beside=lambda _: engines)[1].host
-    if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer_host=trainer):
+    elif (way := ways_of(training)[0]).rank:
+        trainer = memory_of(read_shape(policy), way, Passes(0, is_reduced=False)).kept
+    if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer=trainer):
         raise InvalidSettings(f"{policy} does not fit into this machine: {lack}")
 
 
@@ -186,8 +191,13 @@ def fit_table(shape: ModelShape, passes: Passes, cards: Sequence[float]) -> Iter
     if not shape.adapted:
         yield NO_LAYER
     for card in cards:
-        found = "; ".join(settings_that_fit(shape, passes, round(card * GB)))
+        found = "; ".join(settings_on(shape, passes, card))
         yield f"{card:g} GB: {found or 'no way of training fits, not even in pieces of 2,048 tokens'}"
+
+
+def settings_on(shape: ModelShape, passes: Passes, card: float) -> Iterator[str]:
+    """As `settings_that_fit`, on a card of so many GB for the trainer alone."""
+    return settings_that_fit(shape, passes, lambda _, need: need.card <= card * GB)
 
 
 def _limits() -> Iterator[int]:

@@ -32,14 +32,12 @@ CARD_BYTES, HOST_BYTES = 600 * 10**6, 700 * 2**20
 
 
 class TrainingWay(NamedTuple):
-    """A way of training."""
+    """A way of training. `rank`: of the adapter; 0: all weights are trained. `is_host`: masters and moments are in the host's memory."""
 
     rank: int = 0
-    """Of the adapter; 0: all weights are trained."""
     is_host: bool = False
-    """Masters and moments are in the host's memory."""
     is_tight: bool = False
-    """Gradients are in the type of their weights, not in float32: where there is no room, with masters on the host."""
+    """Beside masters on the host, gradients are in the type of their weights, not in float32: where there is no room."""
 
     @property
     def says(self) -> str:
@@ -111,6 +109,11 @@ class TrainerMemory(NamedTuple):
         """All of the card, with what a process takes before it has a model."""
         return self.base + self.adapter + self.state + self.activations + self.head + CARD_BYTES
 
+    @property
+    def kept(self) -> int:
+        """Of card and host together, without activations and what CUDA takes."""
+        return self.base + self.adapter + self.state + self.host
+
 
 def memory_of(shape: ModelShape, way: TrainingWay, passes: Passes = USUAL) -> TrainerMemory:
     """What the trainer takes.
@@ -180,35 +183,31 @@ def require_card(
     ways, passes = ways_of(training), passes_of(training)
     if ways[0].rank and not shape.adapted:
         raise InvalidSettings(NO_LAYER)
+
+    def fits(way: TrainingWay, need: TrainerMemory) -> bool:
+        return need.card + beside(way) <= card and need.host <= host
+
     for way in ways:
-        need = memory_of(shape, way, passes)
-        if need.card + beside(way) <= card and need.host <= host:
+        if fits(way, need := memory_of(shape, way, passes)):
             return way, need
     engines = f" beside at least {beside(way) / GB:.1f} GB of engines" if beside(way) else ""
     takes = f"{way.says} with {passes.says} takes {need.card / GB:.1f} GB{engines}"
     has = f"{device} has {card / GB:.1f} GB"
     if need.host > host:
         has += f"; of the host's memory it takes {need.host / GB:.1f} GB, and {host / GB:.1f} GB are there"
-    fitting = [f"[training] {text}" for text in settings_that_fit(shape, passes, card, host=host, beside=beside)]
+    fitting = [f"[training] {text}" for text in settings_that_fit(shape, passes, fits)]
     remedy = f"what fits: {'; or '.join(fitting)}" if fitting else "no way of training fits: take a larger card"
     raise InvalidSettings(f"the trainer does not fit: {takes}, and {has}; {remedy} (docs/models.md, What fits)")
 
 
 def settings_that_fit(
-    shape: ModelShape,
-    passes: Passes,
-    card: int,
-    *,
-    host: int = sys.maxsize,
-    beside: Callable[[TrainingWay], int] = lambda _: 0,
+    shape: ModelShape, passes: Passes, fits: Callable[[TrainingWay, TrainerMemory], bool]
 ) -> Iterator[str]:
-    """The settings of each way that fits a card of so many bytes; with others that take less where only these fit."""
+    """The settings of each way that fits; with others that take less where only these fit."""
     for way in ways_for(shape):
-        for more, changes in _LIGHTER.items():
-            need = memory_of(shape, way, passes._replace(**changes))
-            if need.card + beside(way) <= card and need.host <= host:
-                yield f"{way.settings}{more}"
-                break
+        each = (more for more, less in _LIGHTER.items() if fits(way, memory_of(shape, way, passes._replace(**less))))
+        if (more := next(each, None)) is not None:
+            yield f"{way.settings}{more}"
 
 
 def ways_for(shape: ModelShape) -> list[TrainingWay]:

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
     assert 'masters = "host", kl_coefficient = 0 and mismatch_samples = 0;' in refused.value.message
     assert require_card(QWEN3_8B, LORA, 48 * GB, "cuda") == (RANK_8, memory_of(QWEN3_8B, RANK_8))
     assert require_card(QWEN3_8B, {"masters": "auto"}, 80 * GB, "cuda")[0] == WIDE
-    assert [*settings_that_fit(QWEN3_8B, USUAL, 23 * GB)] == [
+    assert [*settings_that_fit(QWEN3_8B, USUAL, lambda _, need: need.card <= 23 * GB)] == [
         "adapter = { rank = 8, alpha = 32 } and max_tokens = 2048"
     ]
     with pytest.raises(InvalidSettings, match="no way of training fits: take a larger card"):
