@@ -1,13 +1,13 @@
 """What each way of training a policy takes of a card and of its host, in bytes. Formulas: docs/models.md, What fits.
 
-In: a `ModelShape`, a way of training, the token budget of a forward pass. Out: bytes by their cause, or a refusal that names what would fit.
+In: a `ModelShape`, a way of training, what else [training] says of its passes. Out: bytes by their cause, or a refusal that names what would fit.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from itertools import islice
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidSettings
@@ -79,14 +79,6 @@ class Passes(NamedTuple):
 
 
 USUAL = Passes()
-_LIGHTER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "": {},
-        f" and max_tokens = {SHORT_TOKENS}": {"max_tokens": SHORT_TOKENS},
-        ", kl_coefficient = 0 and mismatch_samples = 0": {"has_reference": False},
-    }
-)
-"""Settings that take less, where only these fit."""
 
 
 class TrainerMemory(NamedTuple):
@@ -204,10 +196,14 @@ def settings_that_fit(
     shape: ModelShape, passes: Passes, fits: Callable[[TrainingWay, TrainerMemory], bool]
 ) -> Iterator[str]:
     """The settings of each way that fits; with others that take less where only these fit."""
+    tried = {
+        "": passes,
+        f" and max_tokens = {SHORT_TOKENS}": passes._replace(max_tokens=SHORT_TOKENS),
+        ", kl_coefficient = 0 and mismatch_samples = 0": passes._replace(has_reference=False),
+    }
     for way in ways_for(shape):
-        each = (more for more, less in _LIGHTER.items() if fits(way, memory_of(shape, way, passes._replace(**less))))
-        if (more := next(each, None)) is not None:
-            yield f"{way.settings}{more}"
+        found = (f"{way.settings}{more}" for more, each in tried.items() if fits(way, memory_of(shape, way, each)))
+        yield from islice(found, 1)
 
 
 def ways_for(shape: ModelShape) -> list[TrainingWay]:
