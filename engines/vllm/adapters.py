@@ -34,6 +34,7 @@ import structlog
 from contracts.assignments import SLOTS, Assignment
 from contracts.engines import EngineReplica, LoadProblem
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, WeightsRefused
+from contracts.memory.training import MOST_RANK, ways_of
 from engines.following.driver import ServerFacts, check_server
 from engines.following.follower import LoadAttempts, ServerFollower, is_away
 from engines.vllm.deliver import VllmServer
@@ -44,10 +45,8 @@ from weights.adapters import config_of, write_adapter
 from weights.mapped import map_safetensors
 from weights.tensors import Tensors, read_folder, root_of, to_bf16
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MOST_RANK)
 """What vLLM takes as `--max-lora-rank`."""
-_RANK = 8
-"""Of an adapter whose settings name none."""
 _IN_FLIGHT = 2
 """Versions that no arm has any more, and whose last answers are made beside those of the arms."""
 _KEPT = 2
@@ -66,21 +65,17 @@ _log = structlog.get_logger(__name__)
 
 def adapter_rank(home: Path) -> int | None:
     """The rank of the adapter by which the policy of a home is trained; None: its whole weights are trained. Raises InvalidSettings."""
-    adapter = (read_home_settings(home) or {}).get("training", {}).get("adapter")
-    if adapter is None:
-        return None
-    if not isinstance(adapter, dict):
-        raise InvalidSettings(f"[training] adapter is {adapter!r}; write adapter = {{ rank = {_RANK} }}")
-    rank = adapter.get("rank", _RANK)
-    if type(rank) is not int or not 1 <= rank <= _RANKS[-1]:
-        raise InvalidSettings(f"[training] adapter: rank is {rank!r}; vLLM serves ranks from 1 to {_RANKS[-1]}")
-    return rank
+    return ways_of((read_home_settings(home) or {}).get("training", {}))[0].rank or None
+
+
+def adapter_slots(rank: int, num_arms: int) -> tuple[int, int]:
+    """Rank and number of the adapters that a server has room for: one of this rank for each arm at least."""
+    return next(each for each in _RANKS if each >= rank), num_arms + _IN_FLIGHT
 
 
 def adapter_arguments(rank: int, num_arms: int) -> tuple[str, ...]:
     """Arguments of a server for adapters of this rank, one for each arm at least."""
-    num = num_arms + _IN_FLIGHT
-    largest = next(each for each in _RANKS if each >= rank)
+    largest, num = adapter_slots(rank, num_arms)
     return (
         "--enable-lora", "--max-lora-rank", str(largest), "--max-loras", str(num), "--max-cpu-loras", str(num + _KEPT),
     )  # fmt: skip

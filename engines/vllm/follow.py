@@ -43,7 +43,7 @@ from engines.vllm.adapters import (
 from engines.vllm.deliver import VllmServer
 from engines.vllm.launch import make_plug_in, serve_command, serve_environment
 from engines.vllm.settings import VllmSettings
-from engines.vllm.sizing import sized
+from engines.vllm.sizing import num_servers, sized
 from runtime.engine_key import engine_key
 from runtime.settings import load_section, load_settings
 from weights.files import write_durably
@@ -71,9 +71,9 @@ def main(home: Path, stop: threading.Event) -> None:
 def with_adapters(own: VllmSettings, rank: int) -> VllmSettings:
     """The settings where each server holds every arm, as adapters: so many servers as are given, or as one arm is named."""
     urls = tuple(dict.fromkeys(own.urls))
-    num_servers = len(urls) or max(own.slots.count(arm) for arm in own.slots)
+    slots = (LIVE,) * (len(urls) or num_servers(own, rank))
     arguments = (*adapter_arguments(rank, len(SLOTS)), *own.arguments)
-    return own.model_copy(update={"urls": urls, "slots": (LIVE,) * num_servers, "arguments": arguments})
+    return own.model_copy(update={"urls": urls, "slots": slots, "arguments": arguments})
 
 
 def _slot_follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:

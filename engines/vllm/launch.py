@@ -10,10 +10,10 @@ from typing import Any
 
 import contracts
 from contracts.errors import InvalidSettings
-from contracts.files import read_small
 from contracts.memory.shapes import NUM_EXPERTS
 from contracts.memory.training import TrainingWay
 from contracts.packing import MOST_IDS
+from engines.cards import read_config
 from engines.vllm.server.launcher import LEASE
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import memory_for
@@ -87,10 +87,7 @@ def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, i
 
 def has_experts(base: Path) -> bool:
     """True if the policy is a mixture of experts. Raises InvalidSettings if its config.json cannot be read."""
-    try:
-        config = json.loads(read_small(base / "config.json"))
-    except (OSError, ValueError) as error:
-        raise InvalidSettings(f"{base / 'config.json'} cannot be read: {error}") from error
+    config = read_config(base)
     return any(
         int(part.get(name) or 0) > 1 for part in (config, config.get("text_config") or {}) for name in NUM_EXPERTS
     )

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from pipelines.training.learning.whole_model import WholeModel
@@ -47,12 +46,11 @@ class AdapterModel(WholeModel):
             targets=tuple(sorted(wanted.targets or all_linear(model))),
             base_root=root_of(ModelBits(model)),
         )
-        identity = f"{config.base_root}+{_digest(config)}"
         move(model, self._precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
         pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
-        return pairs, identity, partial(_WithoutAdapter, self)
+        return pairs, config.identity, partial(_WithoutAdapter, self)
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
@@ -112,7 +110,3 @@ def _values(bits: Tensors) -> dict[str, torch.Tensor]:
         name: torch.from_numpy(tensor.data.copy()).view(torch.bfloat16).view(tensor.shape)
         for name, tensor in bits.items()
     }
-
-
-def _digest(config: AdapterConfig) -> str:
-    return blake3(config.tensor().data.tobytes()).hexdigest()

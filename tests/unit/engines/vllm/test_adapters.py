@@ -325,7 +325,7 @@ def test_a_server_is_checked_against_the_runs_adapter(tmp_path: Path) -> None:
             check_facts(facts, settings, "http://h")
     check_facts(without._replace(adapter_rank=16, num_adapters=5), settings, "http://h")
     path.write_text(path.read_text().replace("12", "1000"))
-    with pytest.raises(InvalidSettings, match="rank is 1000"):
+    with pytest.raises(InvalidSettings, match="'rank': 1000"):
         adapter_rank(settings.home)
     path.write_text("[training]\nadapter = 8\n")
     with pytest.raises(InvalidSettings, match=r"\[training\] adapter is 8; write adapter = \{ rank = 8 \}"):

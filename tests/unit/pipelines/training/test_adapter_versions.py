@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands.home import check_adapter
 from contracts.assignments import LIVE
 from contracts.errors import InvalidSettings, WeightsRefused
 from pipelines.training.settings import AdapterSettings
@@ -90,6 +91,12 @@ def test_another_adapter_is_refused_by_name(world: World, adapter: AdapterSettin
     with pytest.raises(WeightsRefused, match="begin a new home") as refused:
         world.start()
     assert refused.value.code == "other_adapter"
+    with pytest.raises(InvalidSettings, match=r"has an adapter of rank 2, and another was chosen"):
+        check_adapter(world.settings.checkpoints, adapter)
+    own = config_of(bits_now(trainer.learner))
+    assert own is not None
+    for same in (AdapterSettings(rank=2), AdapterSettings(rank=2, targets=own.targets)):
+        check_adapter(world.settings.checkpoints, same)
 
 
 def test_a_target_that_no_layer_has_is_refused_with_those_there_are(world: World) -> None:
