@@ -32,14 +32,9 @@ from engines.cards import environment_on
 from engines.following.driver import ServerFacts
 from engines.following.follower import GivenServer, ServerFollower, SlotFollower
 from engines.following.process import Host, follow
-from engines.vllm.adapters import (
-    AdapterServer,
-    ArmsFollower,
-    adapter_arguments,
-    adapter_rank,
-    check_base,
-    check_facts,
-)
+from engines.vllm.adapter_server import AdapterServer
+from engines.vllm.adapters import adapter_arguments, adapter_rank, check_base, check_facts
+from engines.vllm.arms import ArmsFollower
 from engines.vllm.deliver import VllmServer
 from engines.vllm.launch import make_plug_in, serve_command, serve_environment
 from engines.vllm.settings import VllmSettings

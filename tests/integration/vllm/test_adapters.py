@@ -15,8 +15,9 @@ import torch
 from contracts.assignments import CANARY, CANDIDATE, LIVE, SLOTS
 from contracts.engines import EngineReplica
 from contracts.sampling import Sampling
-from engines.vllm.adapters import AdapterServer, probe_prompts
+from engines.vllm.adapter_server import AdapterServer
 from engines.vllm.kind import vllm_body, vllm_reader
+from engines.vllm.probe import probe_prompts
 from engines.wire import EngineRequest
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
