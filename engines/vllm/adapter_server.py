@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from engines.following.driver import ServerFacts
 from engines.following.follower import is_away
@@ -13,6 +15,8 @@ from engines.vllm.deliver import VllmServer
 
 _NUM_TOP = 8
 _NO_ROUTE = 404
+_IN_USE = "vllm:lora_requests_info"
+"""A gauge whose labels list the adapters of requests. Each list that there was stays; its value is when it was the case last."""
 
 
 class AdapterServer(VllmServer):
@@ -49,6 +53,14 @@ class AdapterServer(VllmServer):
     def unload(self, name: str) -> None:
         """Let nobody begin with an adapter any more; answers that are being made go on. Raises Unavailable."""
         self._server.post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def in_use(self) -> frozenset[str]:
+        """The adapters of requests that wait or are computed, whether or not they can be asked for; none if the server counts nothing."""
+        families = text_string_to_metric_families(self._server.text("GET", "/metrics"))
+        lists = [sample for family in families for sample in family.samples if sample.name == _IN_USE]
+        newest = max(lists, key=lambda sample: sample.value).labels if lists else {}
+        parts = [newest.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
+        return frozenset(",".join(parts).split(",")) - {""}
 
     def scores(self, model: str, prompts: Sequence[Sequence[int]]) -> list[dict[int, float]]:
         """Behind each prompt, the likeliest tokens with their log-probs. Raises Unavailable."""

