@@ -110,7 +110,8 @@ def test_a_server_sees_the_card_of_its_device_alone() -> None:
 
 def test_an_environment_of_another_build_is_refused_before_a_server_starts(settings: Settings, tmp_path: Path) -> None:
     packages, on_cpu = tmp_path / "lib" / "python3.11" / "site-packages", settings.model_copy(update={"device": "cpu"})
-    own = VllmSettings(python=tmp_path / "bin" / "python", memory=0.4)
+    python = tmp_path / "bin" / "python"
+    own = VllmSettings(python=python, memory=0.4)
     (packages / "vllm-0.33.0.dist-info").mkdir(parents=True)
     (packages / "vllm_flash_attn-2.6.0.dist-info").mkdir()
     check_policy(settings, own, {})
@@ -123,7 +124,7 @@ def test_an_environment_of_another_build_is_refused_before_a_server_starts(setti
     with pytest.raises(InvalidSettings, match=says):
         check_policy(on_cpu, own, {})
     write_settings(on_cpu, {"vllm": own})
-    own.python.parent.mkdir()
-    own.python.symlink_to(sys.executable)
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
     with pytest.raises(InvalidSettings, match=says):
         main(on_cpu.home, threading.Event())
