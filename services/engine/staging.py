@@ -10,7 +10,7 @@ written again: version 0 on such an arm is its adapter switched off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -79,6 +79,15 @@ class Stager:
     def loaded(self, name: str, arm: ArmWeights) -> None:
         """Remember the weights of a new arm, to which a staged update was applied."""
         self._arms[name] = arm
+
+    def shared(self) -> Iterator[tuple[str, StagedUpdate]]:
+        """Arms with a copy of their own of a base that is under adapters by now, and the update that gives it up. Nothing is copied."""
+        for name, arm in self._arms.items():
+            held = arm.whole.held
+            base = None if held is None or arm.adapter is not None else self._base_with(held.root)
+            if base is not None and base.held is not None and base is not arm.whole:
+                patches = stage_changes(base.of, {})
+                yield name, StagedUpdate(arm, base, patches, base.held, None, payload_bytes=0, whole=base)
 
     def _check_run(self, arm: str, version: int, run: str) -> None:
         at_hand = self._arms[arm].at_hand(version) if arm in self._arms else None
@@ -224,13 +233,13 @@ class Stager:
 
     def _new_arm(self) -> ArmWeights:
         model = self._make_model()
+        to_published_values(model)  # bits that equal a version's are not written, and a checkpoint may be more precise
         return ArmWeights(model, HeldParameters(another_tree(model)))  # now, while nothing is hooked to it
 
     def _arm_on_base(self, config: AdapterConfig, after: HeldVersion) -> ArmWeights:
         """A new model with the base's weights: it may have them already, else they are version 0 of the store."""
         arm = self._new_arm()
         base = arm.whole.of
-        to_published_values(base)
         if root_of(ModelBits(base)) != config.base_root:
             root = self._store.edges(self._policy, _BASE_VERSION)[0].target_root
             if root != config.base_root:
