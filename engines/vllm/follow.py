@@ -79,7 +79,7 @@ def _slot_follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
 
 def _arms_follower(host: Host, own: VllmSettings, number: int) -> ArmsFollower:
     base, parts = Path(host.settings.base), _parts(host, own, number)
-    make = partial(ArmsFollower, base=base, base_root=host.base_root)
+    make = partial(ArmsFollower, base=base, base_root=host.base_root, probe_of=host.probe_of)
 
     def check(facts: ServerFacts, url: str) -> None:
         check_facts(facts, host.settings, url)

@@ -1,16 +1,19 @@
-"""The binding probe: whether a server that accepted an adapter computes with it. Fixed prompts are scored by the adapter and by its base."""
+"""The binding probe: whether a server that accepted an adapter computes with it, and as the trainer does. Prompts are scored by adapter and base."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from contracts.errors import WeightsRefused
 from engines.vllm.adapter_server import AdapterServer
 from runtime.base_policy import model_of
+from weights.probe import ProbeAnswers, Scores
 from weights.tensors import Tensors
 
 _NOISES = 2.0
@@ -18,21 +21,38 @@ _NOISES = 2.0
 
 Drawn with normal noise, 1.4% of those that bind nothing pass, and 78% of those that move log-probs by three deviations.
 """
-_NUM_PROMPTS, _PROMPT_TOKENS = 8, 12
+_ERRORS = 4.0
+"""How many times the error to be expected two right computations may lie apart."""
+_SUMS_PER_LAYER = 6
+"""Queries and keys, scores, mixed values, output, gate and up, down."""
+_EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def check_binding(server: AdapterServer, base: str, name: str, prompts: Sequence[Sequence[int]]) -> None:
-    """Raises WeightsRefused: `adapter_unbound`, the scores of an adapter do not differ from its base's. Unavailable: the server is away.
+class Probed(NamedTuple):
+    """What a server said: its base before and after each answer of the adapter, so that all three met the same load."""
 
-    By how much the base's differ from themselves is measured too: other requests beside them change a few bits. Each prompt is scored
-    before, with and after, so that all three meet the same load. Without any, the base repeats itself, and the smallest difference
-    counts: the first steps of an adapter change little.
-    """
-    before, adapted, after = [], [], []
+    before: Scores
+    adapted: Scores
+    after: Scores
+
+
+def probed(server: AdapterServer, base: str, name: str, prompts: Sequence[Sequence[int]]) -> Probed:
+    """Ask a server. Raises Unavailable."""
+    found = Probed([], [], [])
     for prompt in prompts:
-        before += server.scores(base, [prompt])
-        adapted += server.scores(name, [prompt])
-        after += server.scores(base, [prompt])
+        for into, model in zip(found, (base, name, base), strict=True):
+            into.extend(server.scores(model, [prompt]))
+    return found
+
+
+def check_binding(found: Probed, name: str, answers: ProbeAnswers | None, tolerance: float) -> None:
+    """Raises WeightsRefused: `adapter_unbound`, an adapter's scores do not differ from its base's; `adapter_disagrees`, they are not the trainer's.
+
+    Other requests beside them change a few bits: by how much is seen at the base. Without any, the base repeats itself, and the smallest
+    difference counts: the first steps of an adapter change little. `answers`: the trainer's; None: it gave none. They may lie `tolerance`
+    further apart than twice what the base's do, over which the same rounding comes, and no adapter.
+    """
+    before, adapted, after = found
     moved, noise = min(distance(before, adapted), distance(after, adapted)), distance(before, after)
     if moved <= _NOISES * noise:
         raise WeightsRefused(
@@ -40,6 +60,32 @@ def check_binding(server: AdapterServer, base: str, name: str, prompts: Sequence
             f"vLLM accepted {name}, and its log-probs differ from the base's by {moved:.2g}, the base's from themselves by {noise:.2g}: "
             "none of its targets is bound, or it changes too little to be seen under this load",
         )
+    if answers is None:
+        return
+    apart, usual = distance(adapted, answers.adapted), distance(before, answers.base)
+    if apart > tolerance + _NOISES * usual:
+        raise WeightsRefused(
+            "adapter_disagrees",
+            f"vLLM's log-probs with {name} differ from the trainer's by {apart:.2g}, and without it by {usual:.2g}; at most "
+            f"{tolerance + _NOISES * usual:.2g} is rounding: a part of it is not bound, or scaled or placed otherwise",
+        )
+
+
+def tolerance_of(config: Mapping[str, Any], *dtypes: str) -> float:
+    """How far mean log-probs of two right computations in these dtypes may lie apart, by the length of sums and how many follow one another.
+
+    Each sum is rounded once to the coarser dtype, and its terms in float32; errors of random signs grow with the square root of their number
+    (Higham and Mary 2019). `config`: of the text model.
+    """
+    longest = max(int(config.get(name) or 1) for name in ("hidden_size", "intermediate_size"))
+    each = max(_EPSILONS[dtype] for dtype in dtypes) + _EPSILONS["float32"] * math.sqrt(longest)
+    return _ERRORS * each * math.sqrt(_SUMS_PER_LAYER * int(config.get("num_hidden_layers") or 1) + 1)
+
+
+def text_config(base: Path) -> Mapping[str, Any]:
+    """What config.json says of the text model. Raises as `model_of`."""
+    config = model_of(base)
+    return config if "vocab_size" in config else config["text_config"]
 
 
 def distance(some: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, float]]) -> float:
@@ -55,11 +101,3 @@ def is_trained(tensors: Tensors) -> bool:
     """False if all B are zero, as before the first step: such an adapter changes nothing."""
     factors = (tensor for name, tensor in tensors.items() if name.endswith("lora_B.weight"))
     return any(np.any(tensor.data.view("<u2") & 0x7FFF) for tensor in factors)
-
-
-def probe_prompts(base: Path) -> list[list[int]]:
-    """The same token ids of the base's vocabulary each time."""
-    config = model_of(base)
-    size = int((config if "vocab_size" in config else config["text_config"])["vocab_size"])
-    shape = (_NUM_PROMPTS, _PROMPT_TOKENS)
-    return [[int(token) for token in prompt] for prompt in np.random.default_rng(0).integers(0, size, shape)]

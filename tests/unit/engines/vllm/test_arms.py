@@ -20,6 +20,7 @@ from engines.vllm.arms import ArmsFollower
 from engines.vllm.probe import distance, is_trained
 from tests.unit.weights.awkward_weights import tensor
 from weights.adapters import CONFIG, WEIGHTS_FILE, AdapterConfig
+from weights.probe import ProbeAnswers
 from weights.tensors import Tensors, read_safetensors, root_of, write_safetensors
 
 BASE_ROOT = "b" * 64
@@ -109,6 +110,7 @@ class ArmsWorld:
         self.arms: dict[str, Assignment] = {}
         self.versions = {number: adapter(number) for number in range(1, 9)}
         self.swaps: list[tuple[str, int]] = []
+        self.answers: dict[str, ProbeAnswers] = {}
         self.follower = self.new_follower()
 
     def new_follower(self) -> ArmsFollower:
@@ -117,7 +119,7 @@ class ArmsWorld:
             abilities=frozenset(), instance="", engine="vllm", dtype="float32", seen_at=0.0,
         )  # fmt: skip
         return ArmsFollower(
-            row, base=self.folder / "base", base_root=lambda: BASE_ROOT, server=self, connect=self.connect,
+            row, base=self.folder / "base", base_root=lambda: BASE_ROOT, probe_of=self.answers.get, server=self, connect=self.connect,
             check=lambda _facts, _url: None, file_of=self.file_of, folder=self.folder, keep_swap=self.keep_swap,
             assigned=lambda: self.arms,
         )  # fmt: skip
@@ -218,6 +220,22 @@ def test_an_adapter_that_binds_nothing_is_refused_by_name_and_the_arm_keeps_its_
     assert world.step(10.0) == {"live": 3, "candidate": 1}
     assert not world.follower.row.problems
     assert not is_trained(world.versions[1]), "an adapter without a step changes nothing, and is served"
+
+
+def test_an_adapter_with_which_the_server_computes_otherwise_than_the_trainer_is_refused(world: ArmsWorld) -> None:
+    world.assign(live=2)
+    world.step()
+    prompts, moved = [[7, 8, 9], [4, 5]], 16.0
+    base, adapted = ([dict.fromkeys(prompt[-2:], log_prob) for prompt in prompts] for log_prob in (-1.0, -1.0 - moved))
+    said = ProbeAnswers(dtype="float32", prompts=prompts, base=base, adapted=adapted)
+    world.answers[root_of(world.versions[3])] = said
+    world.server.effect = 0.5  # as with another alpha
+    world.assign(live=3)
+    assert world.step() == {"live": 2}
+    assert world.follower.row.problems["live"]["code"] == "adapter_disagrees"
+    assert "demo@v3" not in world.server.adapters
+    world.server.effect = 1.0
+    assert world.step(10.0) == {"live": 3}
 
 
 def test_the_noise_of_traffic_is_not_taken_for_an_adapter(world: ArmsWorld) -> None:
