@@ -23,7 +23,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive ceil
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
+.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check types rules browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -111,12 +111,18 @@ containers: setup  ## Build both images, start docker-compose.yml with podman, k
 	deploy/containers build
 	deploy/containers alone $(BIN)/python -m tests.adversary.containers
 
+# Types take one core as long as all the rest takes another.
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, pages made of the code, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --jobs=2 --output-sync --no-print-directory types rules
+
+types: setup
 	$(BIN)/mypy .
+
+rules: setup
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet --durations=0 $(CHECKS)
+	$(BIN)/pytest --quiet $(CHECKS)
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi
