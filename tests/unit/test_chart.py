@@ -26,6 +26,7 @@ from runtime.settings_file import SETTINGS
 from services.dashboard.live.traffic import CONSUMERS
 from services.serving import DRAIN_SECONDS
 from tests.given_secrets import NEEDED
+from tests.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "millrace"
@@ -34,7 +35,7 @@ VALUES: dict[str, Any] = yaml.safe_load(VALUES_TEXT)
 TEMPLATES = "".join(path.read_text() for path in sorted((CHART / "templates").iterdir()))
 SETS = sorted(path.stem for path in (CHART.parent / "values").glob("*.yaml"))
 RENDERED = Path(os.environ.get("MILLRACE_HELM", ROOT / ".helm")) / "rendered"
-COMPOSE: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+COMPOSE: dict[str, dict[str, Any]] = read_yaml(ROOT / "docker-compose.yml")["services"]
 OURS = set(PROCESSES) - {"web"}
 PORTS = {"inference": 8400, "engine": 8401, "feedback": 8402, "dashboard": 8403}
 

@@ -91,6 +91,7 @@ def test_doctor_up_and_init_refuse_a_policy_by_name(tmp_path: Path) -> None:
     assert "MISSING  checkpoint   truncated:" in told.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_looked_at_here")
 def test_servers_share_the_card_with_the_trainer_or_are_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
