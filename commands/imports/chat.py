@@ -23,7 +23,7 @@ _ALIASES = {"human": "user", "ai": "assistant", "model": "assistant", "function"
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-class Reply(NamedTuple):
+class ImportedReply(NamedTuple):
     """The parts of an answer."""
 
     text: str
@@ -42,7 +42,7 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     return [_message(message) for message in given]
 
 
-def reply_of(given: Any) -> Reply:
+def reply_of(given: Any) -> ImportedReply:
     """The answer. Raises Refused: it is empty, or cannot be read."""
     if isinstance(given, list):
         given = given[-1] if given else None
@@ -56,7 +56,7 @@ def reply_of(given: Any) -> Reply:
     text, calls = message.get("content") or "", message.get("tool_calls", [])
     if not text.strip() and not calls:
         raise Refused("refusal" if given.get("refusal") else "empty_answer")
-    return Reply(text, calls, message.get("reasoning_content", ""))
+    return ImportedReply(text, calls, message.get("reasoning_content", ""))
 
 
 def tools_of(given: Any) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
+from runtime.log.loss_detection import require_same_log
 from runtime.settings import Settings, load_settings
 from services.inference.template.chat_template import load_template
 
@@ -63,6 +64,7 @@ def run_import(
         closing(settings.database()) as database,
         closing(settings.event_log()) as log,
     ):
+        require_same_log(database, log, settings.home)
         now = time.time()
         held = progress.find(settings.home, progress.hash_of(file, kind, chosen.name, *sorted(maps or [])), source, now)
         if held.done_at is not None and not dry_run:
@@ -72,7 +74,7 @@ def run_import(
             print(f"going on with {held.id}, after {held.next_byte:,} bytes")
         target = Target(kind, held.id, settings.policy, chosen, read, now, _fitting(settings))
         tally = importer.run(
-            importer.Home(settings.home, database, log, not dry_run), file, FORMATS[kind], target, held
+            importer.Destination(settings.home, database, log, not dry_run), file, FORMATS[kind], target, held
         )
     print_tally(tally, chosen)
     print("nothing was written" if dry_run else f"imported as {held.id}")

@@ -66,12 +66,12 @@ def opened(source: str) -> Iterator[BinaryIO]:
         yield copy
 
 
-def elements(file: BinaryIO) -> Iterator[Element]:
-    """The values of a file, from its beginning."""
+def elements(file: BinaryIO, chunk: int = _CHUNK) -> Iterator[Element]:
+    """The values of a file, from its beginning. `chunk`: bytes that are read at once where values are not lines."""
     file.seek(0)
     head = file.read(MAX_ELEMENT_BYTES)
     file.seek(0)
-    for found in _lines(file) if _has_lines(head) else _members(file):
+    for found in _lines(file) if _has_lines(head) else _members(file, chunk):
         if isinstance(found.value, dict) and isinstance(found.value.get("data"), list):
             rows = found.value["data"]  # each has an end of its own, so that a run can stop between them
             before = found.end - len(rows) + 1
@@ -86,8 +86,8 @@ def _has_lines(head: bytes) -> bool:
         return not lines
     if lines[0].lstrip()[:1] != b"{" or not _element(0, lines[0]).problem:
         return True
-    # Cut at its beginning, or one value over many lines.
-    return len(lines) > 1 and lines[1].lstrip()[:1] == b"{"
+    # A dump, cut lines, or one value over many lines.
+    return not _DUMP.match(head) and len(lines) > 1 and lines[1].lstrip()[:1] == b"{"
 
 
 def _lines(file: BinaryIO) -> Iterator[Element]:
@@ -120,10 +120,10 @@ def _element(end: int, content: bytes) -> Element:
         return Element(end, None, "invalid_json")
 
 
-def _members(file: BinaryIO) -> Iterator[Element]:
+def _members(file: BinaryIO, size: int) -> Iterator[Element]:
     """The objects inside of an array, of the `data` of dumps, or of values that follow each other on any number of lines."""
     scan = _Scan()
-    while chunk := file.read(_CHUNK):
+    while chunk := file.read(size):
         yield from scan.take(chunk)
     if scan.is_inside:
         yield Element(scan.offset, None, "cut_off")

@@ -20,7 +20,7 @@ from commands.imports import progress, repository
 from commands.imports.elements import Element, elements
 from commands.imports.formats import Format
 from commands.imports.mapping import with_fields, with_scores
-from commands.imports.progress import Progress
+from commands.imports.progress import ImportProgress
 from commands.imports.records import (
     CheckedRow,
     MadeSignal,
@@ -32,7 +32,7 @@ from commands.imports.records import (
 )
 from commands.imports.repository import Links
 from commands.imports.rows import ImportedRow, ImportedScore, Refused
-from commands.imports.tally import Tally
+from commands.imports.tally import ImportTally
 from contracts.event_log import EventLog, Message
 from pipelines.episodes.curation.content import find_secret
 from runtime.database import Database
@@ -43,7 +43,7 @@ _SAY_EVERY_SECONDS = 5.0
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
-class Home(NamedTuple):
+class Destination(NamedTuple):
     """Where an import goes. `writes`: False in a dry run."""
 
     folder: Path
@@ -58,12 +58,14 @@ class _Row(NamedTuple):
     end: int
 
 
-def run(home: Home, file: BinaryIO, kind: Format, target: Target, held: Progress) -> Tally:
-    """Import a file. Returns what it found; rows that were logged by an earlier run count too.
+def run(
+    home: Destination, file: BinaryIO, kind: Format, target: Target, held: ImportProgress, *, batch_size: int = BATCH
+) -> ImportTally:
+    """Import a file, so many rows at a time. Returns what it found; rows that were logged by an earlier run count too.
 
     Raises Unavailable: the log or the database cannot be used; the next run goes on.
     """
-    tally, importer = Tally(), _Importer(home, target, held)
+    tally, importer = ImportTally(), _Importer(home, target, held)
     with repository.linked(_links(file, kind)) as links:
         batch, num_bytes, said_at, began_at = list[_Row](), 0, time.monotonic(), 0
         for found in elements(file):
@@ -71,7 +73,7 @@ def run(home: Home, file: BinaryIO, kind: Format, target: Target, held: Progress
             batch += rows
             num_bytes += (found.end - began_at) if rows else 0
             began_at = found.end
-            if len(batch) >= BATCH or num_bytes >= MAX_BATCH_BYTES:
+            if len(batch) >= batch_size or num_bytes >= MAX_BATCH_BYTES:
                 importer.log(batch, tally)
                 batch, num_bytes = [], 0
             if time.monotonic() - said_at > _SAY_EVERY_SECONDS:
@@ -84,7 +86,7 @@ def run(home: Home, file: BinaryIO, kind: Format, target: Target, held: Progress
     return tally
 
 
-def _links(file: BinaryIO, kind: Format) -> Iterator[repository.Link]:
+def _links(file: BinaryIO, kind: Format) -> Iterator[repository.ExportLink]:
     if kind.links is None:
         return
     for found in elements(file):
@@ -95,7 +97,7 @@ def _links(file: BinaryIO, kind: Format) -> Iterator[repository.Link]:
                 continue  # it is counted when rows are read
 
 
-def _rows(found: Element, kind: Format, links: Links, target: Target, tally: Tally) -> Iterator[_Row]:
+def _rows(found: Element, kind: Format, links: Links, target: Target, tally: ImportTally) -> Iterator[_Row]:
     """The rows of a value that can be logged. All others are counted by the reason why not."""
     if found.is_latin1:
         tally.add("latin1")
@@ -117,7 +119,7 @@ def _rows(found: Element, kind: Format, links: Links, target: Target, tally: Tal
         tally.add("refused", "malformed_row")
 
 
-def _checked(row: ImportedRow, content: dict[str, Any], end: int, target: Target, tally: Tally) -> _Row | None:
+def _checked(row: ImportedRow, content: dict[str, Any], end: int, target: Target, tally: ImportTally) -> _Row | None:
     try:
         made = checked(row, target)
     except Refused as refused:
@@ -136,10 +138,10 @@ def _checked(row: ImportedRow, content: dict[str, Any], end: int, target: Target
 
 
 class _Importer:
-    def __init__(self, home: Home, target: Target, held: Progress) -> None:
+    def __init__(self, home: Destination, target: Target, held: ImportProgress) -> None:
         self._home, self._target, self._held = home, target, held
 
-    def log(self, batch: list[_Row], tally: Tally) -> None:
+    def log(self, batch: list[_Row], tally: ImportTally) -> None:
         """Log a batch, as far as it is not logged. It is durable when this returns."""
         if not batch:
             return
@@ -188,7 +190,7 @@ class _Importer:
             attempt += 1
         return [found[place] for place in range(len(rows))]
 
-    def _signals(self, row: _Row, completion_id: str, tally: Tally) -> Iterator[MadeSignal]:
+    def _signals(self, row: _Row, completion_id: str, tally: ImportTally) -> Iterator[MadeSignal]:
         for score in row.scores:
             tally.add("joined")
             try:

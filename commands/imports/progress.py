@@ -19,7 +19,7 @@ _FOLDER = "imports"
 _CHUNK = 2**20
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class ImportProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Of one import. Times: UTC epoch seconds; None: not yet."""
 
     id: str
@@ -56,31 +56,32 @@ def hash_of(file: BinaryIO, *how: str) -> str:
     return digest.hexdigest()
 
 
-def find(home: Path, content: str, source: str, now: float) -> Progress:
+def find(home: Path, content: str, source: str, now: float) -> ImportProgress:
     """The import of this content, or a new one. One that was taken back is not resumed: its id stays with what it logged."""
-    others = [held for held in _all(home) if held.content == content]
+    others = [held for held in all_of(home) if held.content == content]
     if (open_one := next((held for held in others if held.undone_at is None), None)) is not None:
         return open_one
     name = hashlib.blake2b(f"{content} {len(others)}".encode(), digest_size=6).hexdigest()
-    return Progress(id=name, source=source, content=content, started_at=now)
+    return ImportProgress(id=name, source=source, content=content, started_at=now)
 
 
-def get(home: Path, import_id: str) -> Progress:
+def get(home: Path, import_id: str) -> ImportProgress:
     """Raises NotFound: this home has no such import."""
-    held = {found.id: found for found in _all(home)}
+    held = {found.id: found for found in all_of(home)}
     if import_id not in held:
         known = ", ".join(f"{found.id} ({found.source})" for found in held.values()) or "none"
         raise NotFound(f"{home} has no import {import_id!r}; it has {known}")
     return held[import_id]
 
 
-def write(home: Path, progress: Progress) -> None:
+def write(home: Path, progress: ImportProgress) -> None:
     """Durable when it returns. Raises Unavailable: the disk is full."""
     write_durably(home / _FOLDER / f"{progress.id}.json", [msgspec.json.encode(progress)], mode=0o600)
 
 
-def _all(home: Path) -> list[Progress]:
+def all_of(home: Path) -> list[ImportProgress]:
+    """The imports of a home, oldest first."""
     paths = sorted((home / _FOLDER).glob("*.json"))
     return sorted(
-        (msgspec.json.decode(path.read_bytes(), type=Progress) for path in paths), key=lambda it: it.started_at
+        (msgspec.json.decode(path.read_bytes(), type=ImportProgress) for path in paths), key=lambda it: it.started_at
     )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commands.imports.chat import Reply, messages_of, reply_of, tools_of
+from commands.imports.chat import ImportedReply, messages_of, reply_of, tools_of
 from commands.imports.mapping import MAX_TEXT, Maps, signal_of, value_for
 from commands.imports.rows import UNKNOWN_TIME, ImportedRow, ImportedScore, Refused, time_of
 from contracts.event_log import MAX_RECORD_BYTES, Message
@@ -50,7 +50,7 @@ class CheckedRow(NamedTuple):
     name: bytes
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
-    reply: Reply
+    reply: ImportedReply
     at: float
     finished_at: float
 
@@ -161,7 +161,7 @@ def made_signal(score: ImportedScore, about: CheckedRow, completion_id: str, tar
     return MadeSignal(record, _sendable(SIGNALS, record))
 
 
-def _edit(given: Any, reply: Reply, target: Target) -> str:
+def _edit(given: Any, reply: ImportedReply, target: Target) -> str:
     text = given if isinstance(given, str) else reply_of(given).text
     if not text.strip():
         raise Refused("empty_edit")

@@ -28,7 +28,7 @@ _JOIN = "episodes"
 _BATCH = 1000
 
 
-class Link(NamedTuple):
+class ExportLink(NamedTuple):
     """A part of an export that another part needs. `kind` and `key`: how that part asks for it. `at` orders equal ones."""
 
     kind: str
@@ -51,7 +51,7 @@ class Links:
         self.num_used = 0
         """Scores that an answer asked for."""
 
-    def add(self, links: Iterable[Link]) -> None:
+    def add(self, links: Iterable[ExportLink]) -> None:
         """Add all of them; call it once."""
         rows = ((link.kind, link.key, link.at, link.content) for link in links)
         self._connection.execute("BEGIN")
@@ -82,7 +82,7 @@ class Links:
 
 
 @contextmanager
-def linked(links: Iterable[Link]) -> Iterator[Links]:
+def linked(links: Iterable[ExportLink]) -> Iterator[Links]:
     """Keep links until the block ends."""
     with NamedTemporaryFile(prefix="millrace-import-") as file:
         found = Links(file.name)

@@ -63,7 +63,7 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def time_of(given: Any) -> float:
-    """UTC epoch seconds of an ISO 8601 text or of epoch seconds, milli-, micro- or nanoseconds. Raises Refused: it is none of these."""
+    """UTC epoch seconds of an ISO 8601 text or of epoch seconds, milli-, micro- or nanoseconds. Raises Refused: it is another value, or no time."""
     if isinstance(given, str) and not given.strip().isdecimal():
         try:
             moment = datetime.fromisoformat(given.strip())

@@ -24,7 +24,7 @@ class Line(NamedTuple):
     name: str
 
 
-class Tally:
+class ImportTally:
     """Counts of one run. Persons and rows are remembered as 64 bits each."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Tally:
         return {line.name: num for line, num in self.counts.items() if line.part == part}
 
 
-def print_tally(tally: Tally, task: Task) -> None:
+def print_tally(tally: ImportTally, task: Task) -> None:
     """Print the table: rows, what was said of them, persons and consent, secrets."""
     table = Table("what", "number", "")
     for title, part, note in (

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from commands.imports.formats import jsonl, langfuse, litellm, openai, otel
-from commands.imports.repository import Link, Links
+from commands.imports.repository import ExportLink, Links
 from commands.imports.rows import ImportedRow
 
 
@@ -15,7 +15,7 @@ class Format(NamedTuple):
     """`rows`: the rows of a value; it raises Refused. `links`: what other values may ask for; None: each stands for itself."""
 
     rows: Callable[[dict[str, Any], Links], Iterator[ImportedRow]]
-    links: Callable[[dict[str, Any]], Iterator[Link]] | None = None
+    links: Callable[[dict[str, Any]], Iterator[ExportLink]] | None = None
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType({

@@ -12,27 +12,27 @@ from typing import Any
 
 import msgspec
 
-from commands.imports.repository import Link, Links
+from commands.imports.repository import ExportLink, Links
 from commands.imports.rows import ImportedRow, ImportedScore, Refused, as_text, decoded, first
 
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 _SOURCES = {"EVAL": "judge", "ANNOTATION": "operator"}
 
 
-def links(content: dict[str, Any]) -> Iterator[Link]:
+def links(content: dict[str, Any]) -> Iterator[ExportLink]:
     """Scores, the names of answers, and the users of traces."""
     it = _snake(content)
     trace = as_text(it.get("trace_id"))
     if _is_score(it):
-        yield Link(
+        yield ExportLink(
             "score",
             str(it["observation_id"]) if it.get("observation_id") else f"trace {trace}",
             msgspec.json.encode(it),
         )
     elif _is_generation(it):
-        yield Link("answer", str(trace), str(it.get("id")).encode(), str(it.get("start_time")))
+        yield ExportLink("answer", str(trace), str(it.get("id")).encode(), str(it.get("start_time")))
     elif "trace_id" not in it and it.get("id"):
-        yield Link("trace", str(it["id"]), msgspec.json.encode([it.get("user_id"), it.get("session_id")]))
+        yield ExportLink("trace", str(it["id"]), msgspec.json.encode([it.get("user_id"), it.get("session_id")]))
         for part in (*_list(it, "observations"), *_list(it, "scores")):
             yield from links({"traceId": it["id"], **part})
 

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from commands.imports.formats import jsonl
-from commands.imports.repository import Link, Links
+from commands.imports.repository import ExportLink, Links
 from commands.imports.rows import ImportedRow, Refused, as_text
 
 
-def links(content: dict[str, Any]) -> Iterator[Link]:
+def links(content: dict[str, Any]) -> Iterator[ExportLink]:
     """The requests of a batch."""
     if "custom_id" in content and isinstance(content.get("body"), dict):
-        yield Link("request", str(content["custom_id"]), msgspec.json.encode(content["body"]))
+        yield ExportLink("request", str(content["custom_id"]), msgspec.json.encode(content["body"]))
 
 
 def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:

@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
-from commands.imports.repository import Link, Links
+from commands.imports.repository import ExportLink, Links
 from commands.imports.rows import ImportedRow, ImportedScore, Refused, as_text, decoded, first
 
 _EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
 _TEXT_PARTS = {"text": "content", "reasoning": "content"}
 
 
-def links(content: dict[str, Any]) -> Iterator[Link]:
+def links(content: dict[str, Any]) -> Iterator[ExportLink]:
     """Evaluations that are log records."""
     for record in _inside(content, "resourceLogs", "scopeLogs", "logRecords"):
         given = _attributes(record)
         if _EVALUATION in {record.get("eventName"), given.get("event.name")}:
             key = given.get("gen_ai.response.id") or record.get("spanId") or ""
             named = {**given, "at": first(record, "timeUnixNano", "observedTimeUnixNano")}
-            yield Link("score", str(key), msgspec.json.encode(named))
+            yield ExportLink("score", str(key), msgspec.json.encode(named))
 
 
 def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:
