@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import cache
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -24,7 +24,9 @@ from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from runtime.log.loss_detection import require_same_log
 from runtime.settings import Settings, load_settings
-from services.inference.template.chat_template import load_template
+
+if TYPE_CHECKING:
+    from services.inference.template.chat_template import ChatTemplate
 
 _UNDO = "undo"
 
@@ -102,7 +104,12 @@ def _task_of(settings: Settings, name: str) -> Task:
 
 def _fitting(settings: Settings) -> Callable[[str], bool]:
     """Whether a text fits into the policy's context. Short ones do without being looked at."""
-    template = cache(lambda: load_template(settings.base))
+
+    @cache
+    def template() -> ChatTemplate:
+        from services.inference.template.chat_template import load_template  # noqa: PLC0415 it takes 100 MB, and most imports need none
+
+        return load_template(settings.base)
 
     def fits(text: str) -> bool:
         context = template().context

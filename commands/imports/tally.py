@@ -9,7 +9,6 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from commands.log import visible
 from contracts.tasks import Task
 
 _MAX_NAMES = 200
@@ -81,7 +80,7 @@ def print_tally(tally: ImportTally, task: Task) -> None:
     ):
         found = sorted(tally[part].items(), key=lambda item: -item[1])
         if found or part in {"row", "logged"}:
-            names = ", ".join(f"{visible(name)[:_MAX_SHOWN]} {num:,}" for name, num in found if name)
+            names = ", ".join(f"{repr(name)[1:-1][:_MAX_SHOWN]} {num:,}" for name, num in found if name)
             table.add_row(title, f"{sum(tally[part].values()):,}", "; ".join(filter(None, (names, note))))
     consent = "missing consent means: train" if task.consent == "train" else "missing consent means: refused"
     table.add_row("persons", f"{tally.num_persons:,}", consent)
