@@ -16,6 +16,8 @@ MAX_TEXT = 65_536
 """Characters of a text or an edit, as feedback takes them."""
 ROW_FIELDS = ("messages", "answer", "id", "user", "session", "at", "model", "tools", "edit", "preferred", "rejected")
 """What `--map` can name beside the signals of the task."""
+_EDITED = "edited", "text"
+"""Of a signal for edits whose task gives them a reward of its own."""
 _SAYS_TRUE, _SAYS_FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 
 
@@ -46,7 +48,8 @@ def with_fields(row: dict[str, Any], maps: Maps) -> dict[str, Any]:
 
 def with_scores(row: ImportedRow, content: Any, maps: Maps) -> tuple[ImportedScore, ...]:
     """The scores of a row, its edit, and what `--map` finds at a place in it."""
-    found = [(name, dig(content, path)) for name, path in maps.signals.items()]
+    named = {score.name for score in row.scores} | ({"edit"} if row.edit is not None else set())
+    found = [(name, dig(content, path)) for name, path in maps.signals.items() if path not in named]
     mapped = tuple(
         ImportedScore(name=name, value=value) for name, value in found if isinstance(value, bool | int | float | str)
     )
@@ -60,7 +63,9 @@ def signal_of(score: ImportedScore, task: Task, maps: Maps) -> str:
         if path == score.name:
             return name
     if score.is_edit:
-        if edits := [name for name, rule in task.signals.items() if rule.means == "edit"]:
+        if edits := [
+            name for name, rule in task.signals.items() if rule.means == "edit" or (name, rule.type) == _EDITED
+        ]:
             return edits[0]
     elif score.name in task.signals:
         return score.name
