@@ -27,7 +27,7 @@ from pipelines.training.state import TrainerState
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.log.outbox import message
-from runtime.worker import Worker
+from runtime.worker import Handler, Worker
 from tests.fakes import everything
 from tests.unit.pipelines.episodes.bench import a_task
 
@@ -62,7 +62,7 @@ class ImportHome:
         self.fates: dict[str, tuple[str, str]] = {}
         """Of the trainer, by key."""
 
-    def write(self, *rows: dict[str, Any], name: str = "export.jsonl") -> Path:
+    def write(self, *rows: Any, name: str = "export.jsonl") -> Path:
         """A file of JSON lines."""
         path = self.folder / name
         path.write_text("".join(json.dumps(item) + "\n" for item in rows))
@@ -89,10 +89,8 @@ class ImportHome:
         tasks = {self.task.name: self.task}
         join, rewards = EpisodesHandler(tasks), RewardsHandler(tasks, database=self.database)
         with closing(rewards):
-            for handler in (join, rewards):
-                worker = Worker(handler, self.database, self.log)
-                while worker.step(0.0):
-                    pass
+            self._drain(join)
+            self._drain(rewards)
         intake = Intake(TrainerState())
         for record in everything(self.log, EXPERIENCES):
             experience = decode(Experience, record.value)
@@ -101,7 +99,10 @@ class ImportHome:
                 told = Outcome(key=experience.key, revision=fate.revision, epoch=1, state=fate.state, reason=fate.reason,
                                writer="training", at=time.time(), sequence=len(self.fates))  # fmt: skip
                 self.log.append([message(OUTCOMES, told.key, told)])
-        worker = Worker(join, self.database, self.log)
+        self._drain(join)
+
+    def _drain(self, handler: Handler[Any]) -> None:
+        worker = Worker(handler, self.database, self.log)
         while worker.step(0.0):
             pass
 
