@@ -25,9 +25,10 @@ from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.samples.intake import Intake
 from pipelines.training.state import TrainerState
 from rewards.worker import RewardsHandler
+from runtime.batch import Handler
 from runtime.database import Database
 from runtime.log.outbox import message
-from runtime.worker import Handler, Worker
+from runtime.worker import Worker
 from tests.fakes import everything
 from tests.unit.pipelines.episodes.bench import a_task
 
