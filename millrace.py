@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "dead-letters": Entry("commands.dead_letters:app", "List, retry or skip records that no worker could process.", _LOOK),
     "policy": Entry("commands.policy:app", "List versions, promote one, roll back; freeze or pin the arms.", _CHANGE),
     "export": Entry("commands.export:export", "Write a version as a checkpoint or an adapter, with a README.", _LOOK),
+    "import": Entry("commands.imports.command:run_import", "Log answers that other systems gave; take an import back.", _CHANGE),
     "keys": Entry("commands.keys:app", "Make API keys; manage the keys that sign versions.", _CHANGE),
     "backup": Entry("commands.backup:backup", "Write one file with everything of a home, while it runs.", _CHANGE),
     "restore": Entry("commands.restore:restore", "Make a home from a backup.", _CHANGE),

@@ -27,14 +27,18 @@ _STORED, _NOT_STORED = 0x7, 0x8
 def new_completion_id(session_id: str | None = None, *, stored: bool = True) -> str:
     """A new completion id; completions of one session share a route. `stored` False: the answer must not be stored."""
     route = route_of_text(session_id) if session_id else secrets.randbelow(NUM_ROUTES)
-    milliseconds = time.time_ns() // 1_000_000
-    value = (
-        (milliseconds & (2**48 - 1)) << 80
-        | (_STORED if stored else _NOT_STORED) << 76
-        | route << 64
-        | 0b10 << 62
-        | secrets.randbits(62)
-    )
+    return _id_of(time.time_ns() // 1_000_000, _STORED if stored else _NOT_STORED, route, secrets.randbits(62))
+
+
+def imported_completion_id(at: float, content: bytes, session_id: str | None = None) -> str:
+    """The id of an answer that was logged elsewhere: the same for the same time (UTC epoch seconds), session and content."""
+    bits = int.from_bytes(hashlib.blake2b(content, digest_size=10).digest())
+    route = route_of_text(session_id) if session_id else bits >> 62 & (NUM_ROUTES - 1)
+    return _id_of(int(at * 1000), _STORED, route, bits & (2**62 - 1))
+
+
+def _id_of(milliseconds: int, kind: int, route: int, bits: int) -> str:
+    value = (milliseconds & (2**48 - 1)) << 80 | kind << 76 | route << 64 | 0b10 << 62 | bits
     return f"{_PREFIX}{uuid.UUID(int=value)}"
 
 

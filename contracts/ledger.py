@@ -30,6 +30,8 @@ NO_END = 2**62
 PENDING = "pending"
 EXPIRED = "expired"
 """Reason of `stale`: so old that the trainer no longer knows what it decided."""
+UNDONE = "import"
+"""Reason of `quarantined`, told by episodes or in its name: an operator took back the import that logged it."""
 GENERATION_STATES = frozenset((
     PENDING, "trained", "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled", "erased",
     "log_lost", "dead_letter",

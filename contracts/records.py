@@ -28,6 +28,8 @@ from contracts.turns import SessionShare, SessionTurn
 from contracts.wire import SCHEMA, check_schema, packed, unpacked
 
 Purpose = Literal["user", "rollout", "sentinel", "shadow", "imported"]
+SIGNALLED: frozenset[Purpose] = frozenset(("user", "imported"))
+"""Purposes whose answers people judge: the join waits for signals about them, and rewards names why one has no reward."""
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Fault = Literal["none", "model", "infra", "user"]
 ScoreStatus = Literal["scored", "unlabelled", "unscored"]

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from contracts.clusters import Clusters, words_of
 from contracts.event_log import MAX_RECORD_BYTES, Message
-from contracts.records import Experience, Outcome, Score
+from contracts.records import SIGNALLED, Experience, Outcome, Score
 from contracts.segments import with_answer
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
@@ -141,11 +141,11 @@ _TOO_LARGE = rubric.RewardVerdict(None, "unscored", "infra", "too_large")
 
 
 def messages_of(task: Task, item: UnpackedEpisode, weighted: rubric.WeightedVerdict, at: float) -> list[Message]:
-    """The experience of an episode, and an outcome if a user's episode has no reward. `at`: UTC epoch seconds."""
+    """The experience of an episode, and an outcome if one that people judge has no reward. `at`: UTC epoch seconds."""
     experience = message(EXPERIENCES, item.episode.key, experience_of(task, item, weighted, at))
     if experience.num_bytes > MAX_RECORD_BYTES:
         return [outcome_message(item, _TOO_LARGE, at)]
-    if weighted.verdict.reward is None and item.turn.purpose == "user":
+    if weighted.verdict.reward is None and item.turn.purpose in SIGNALLED:
         return [experience, outcome_message(item, weighted.verdict, at)]
     return [experience]
 

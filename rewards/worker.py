@@ -1,6 +1,6 @@
 """The reward worker. It waits for verifiers and judges before the transaction begins, so that no row is locked meanwhile.
 
-In: episodes. Out: an experience for each revision, with a reward or without, and an outcome for each user's episode that has no reward.
+In: episodes. Out: an experience for each revision, with a reward or without, and an outcome for each episode without one that people judge.
 Each revision is weighed once (`signals/`) and counted once (`monitors/`). Scores are stored as they were given.
 """
 
@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from contracts.event_log import LogRecord, Message
+from contracts.records import SIGNALLED
 from contracts.segments import BYTES_PER_TOKEN_ID
 from contracts.tasks import Task
 from contracts.topics import EPISODES
@@ -78,7 +79,7 @@ class RewardsHandler:
         """See `Handler.handle`."""
         now = self._clock()
         items = [item for item in everything if isinstance(item, UnpackedEpisode)]
-        lost = [item for item in everything if isinstance(item, LostEpisode) and item.episode.purpose == "user"]
+        lost = [item for item in everything if isinstance(item, LostEpisode) and item.episode.purpose in SIGNALLED]
         messages = [outcome_message(item, RewardVerdict(None, "unscored", "infra", BODY_LOST), now) for item in lost]
         messages += [
             outcome_message(item, RewardVerdict(None, "unscored", "infra", f"no task {item.turn.task!r} here"), now)

@@ -13,6 +13,7 @@ engine                       swap; engine_replica: its own row, or that of the v
 inference                    agent_session: keys of single sessions, and what their calls used of their budgets
 feedback                     received_signal, signal_count; rejection_count: refused items by reason, part of `rejected` in
                              signal_count; new rows of waiting_signal: signals whose key has no answer yet
+                             the command line adds rows of received_signal: signals that it imports
 episodes                     generation, signal, outcome: the join and the ledger
                              join_key: the newest answer that an app's own key or a session stands for
                              session_call: the calls of each session, and which call each one goes on from

@@ -84,9 +84,13 @@ def last_close(generation: Generation, task: Task, signals: Sequence[Signal]) ->
     return _ended_at(generation, signals) + slowest if slowest > task.window_seconds else None
 
 
-def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:
-    """Compares the time at which feedback received the signal, so that a slow join never makes it late."""
-    return "late" if signal.received_at > closes_at else "joined"
+def state_on_arrival(signal: Signal, about: Generation, closes_at: float) -> SignalState:
+    """Compares the time at which feedback received the signal, so that a slow join never makes it late.
+
+    An imported signal was received long after it was given, so its own time counts.
+    """
+    came_at = signal.at if about.purpose == "imported" else signal.received_at
+    return "late" if came_at > closes_at else "joined"
 
 
 def crowded_out(said: Signal, held: Sequence[Signal]) -> Signal | None:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from contracts.event_log import LogPlace
 from contracts.ledger import PENDING
-from contracts.records import Episode, Experience, Generation, Outcome, Signal, State
+from contracts.records import SIGNALLED, Episode, Experience, Generation, Outcome, Signal, State
 from contracts.tasks import Task
 from pipelines.episodes import join
 from pipelines.episodes.epochs.chain import LedgerEntry
@@ -110,7 +110,7 @@ def fate_of(record: Generation, task: Task | None) -> Fate | None:
         return "cancelled", "engine_failed"
     if task is None:
         return "filtered", "unknown_task"
-    return ("filtered", record.purpose) if record.purpose != "user" else None
+    return None if record.purpose in SIGNALLED else ("filtered", record.purpose)
 
 
 def arrive(sample: SampleState, facts: Facts, fate: Fate | None) -> Step:
@@ -127,8 +127,8 @@ def arrive(sample: SampleState, facts: Facts, fate: Fate | None) -> Step:
 def hear(sample: SampleState, facts: Facts) -> Step:
     """The signals that count have changed: the first episode may be due, and after it each change is a new revision."""
     record, task, phase = sample.record, facts.task, phase_of(sample, facts.task)
-    is_closed = phase in {Phase.NAMED, Phase.SUPERSEDED}
-    if task is None or record.purpose != "user" or join.is_cut(record) or is_closed:
+    is_closed = phase in {Phase.NAMED, Phase.SUPERSEDED} or sample.ledger.is_undone
+    if task is None or record.purpose not in SIGNALLED or join.is_cut(record) or is_closed:
         return Step(sample)
     if phase is not Phase.WAITING:
         return _send(sample, facts, "decisive")
@@ -148,6 +148,8 @@ def closes_silent(sample: SampleState, facts: Facts) -> bool:
 def close(sample: SampleState, facts: Facts) -> Step:
     """The time `closes_at` has come: send the first episode, or the last revision after a provisional one."""
     task, phase = facts.task, phase_of(sample, facts.task)
+    if sample.ledger.is_undone:
+        return Step(replace(sample, closes_at=None))
     if phase is Phase.WAITING:
         is_decided = task is not None and join.is_decisive(task, sample.record, facts.signals)
         if not is_decided and task is not None and facts.session_at is not None:
@@ -206,8 +208,8 @@ def _raised(sample: SampleState, closes_at: float | None, superseded_by: str | N
 
 def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window"]) -> Step:
     record = sample.record
-    # Only a user's answer is judged by signals; the others are scored by their text alone.
-    task, signals = (facts.task, facts.signals) if record.purpose == "user" else (None, ())
+    # Answers that no person judges are scored by their text alone.
+    task, signals = (facts.task, facts.signals) if record.purpose in SIGNALLED else (None, ())
     expected = join.last_close(record, task, signals) if task else None
     closes_at = expected if expected is not None and expected > facts.now else None
     sent = _raised(sample, closes_at, sample.superseded_by)

@@ -152,7 +152,7 @@ class Samples:
             if held.record.id in lost:
                 self._become(held, "conflict", join.SUPERSEDED)
             else:
-                self._become(held, join.state_on_arrival(held.record, join.deadline(about, task, held.record)))
+                self._become(held, join.state_on_arrival(held.record, about, join.deadline(about, task, held.record)))
 
     def add_outcome(self, record: Outcome) -> bool:
         """False if this (key, revision, epoch, state) was there already."""

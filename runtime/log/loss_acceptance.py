@@ -18,7 +18,7 @@ from contracts.errors import InvalidRecord
 from contracts.event_log import Message, TopicState
 from contracts.ids import sample_key
 from contracts.ledger import PENDING, effective_state
-from contracts.records import Generation, Outcome, Signal, State, decode
+from contracts.records import SIGNALLED, Generation, Outcome, Signal, State, decode
 from contracts.tables.statements import add_to_count, insert_or_update
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
@@ -187,7 +187,7 @@ def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int
         return None
     if record.finish_reason in {"cancelled", "error"}:
         return _Fate("cancelled", "client_left" if record.finish_reason == "cancelled" else "engine_failed")
-    if record.purpose != "user":
+    if record.purpose not in SIGNALLED:
         return _Fate("filtered", record.purpose)
     if task is None:
         return _Fate("filtered", "unknown_task") if revision == 0 else None

@@ -145,10 +145,14 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
+_ASKED: tuple[Purpose, ...] = tuple(purpose for purpose in get_args(Purpose) if purpose != "imported")
+"""Purposes of a request. An imported answer was given elsewhere."""
+
+
 def _purpose_of(header: str | None, caller: Caller) -> Purpose:
-    for purpose in get_args(Purpose):
+    for purpose in _ASKED:
         if purpose == (header or "user"):
             if purpose != "user":
                 caller.require_operator()
-            return purpose  # type: ignore[no-any-return] # get_args is untyped
-    raise InvalidRequest(f"x-millrace-purpose is one of {', '.join(get_args(Purpose))}, not {header!r}")
+            return purpose
+    raise InvalidRequest(f"x-millrace-purpose is one of {', '.join(_ASKED)}, not {header!r}")

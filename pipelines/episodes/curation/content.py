@@ -26,6 +26,10 @@ _MAX_IDENTIFIED_CHARACTERS = 1_000
 UNKNOWN_LANGUAGE = "unknown"
 # High entropy alone matches every id and hash. IP addresses are personal data, which has its own rule.
 _TOO_EAGER = frozenset(("Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"))
+_MARKS = ("key", "pass", "pwd", "secret", "contrase", "authtoken", "xox", "eyj", "://")
+_ARTIFACTORY = re.compile(r"A(?:KC|P[\dA-F])")
+_LONG_WORD = 16
+"""Every secret that a plug-in finds has such a word, one of these marks, or this beginning. Most lines of prose have none."""
 _PHONE_REGIONS = ("US", "GB", "DE", "FR", "IL", "IN", "CA", "BR")
 """Whose numbers are found without a country code; with one, those of all countries are."""
 _EMAIL = re.compile(r"[\w!#$%&'*+\-/=?^`{|}~.]+@\w+(?:-+\w+)*(?:\.\w+(?:-+\w+)*)*\.(?:[^\W\d_]{2,}|xn--[\w-]+)\b")
@@ -79,10 +83,16 @@ def refusal(rule: CurationRule, text: str, language: str) -> str | None:
 def find_secret(text: str) -> str | None:
     """The kind of the first secret found, such as `AWS Access Key`; None if there is none."""
     for line in text[:_MAX_CHARACTERS].splitlines():
-        for kind, plugin in _plugins():
+        for kind, plugin in _plugins() if _may_hold_secret(line) else ():
             if any(plugin.analyze_string(line)):
                 return kind
     return None
+
+
+def _may_hold_secret(line: str) -> bool:
+    folded = line.lower()
+    has_mark = any(mark in folded for mark in _MARKS) or _ARTIFACTORY.search(line) is not None
+    return has_mark or max(map(len, line.split()), default=0) >= _LONG_WORD
 
 
 @cache

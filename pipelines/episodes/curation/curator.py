@@ -17,7 +17,7 @@ from rensa import RMinHash
 
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord
-from contracts.records import Generation
+from contracts.records import SIGNALLED, Generation
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
 from pipelines.episodes.curation import content
@@ -156,9 +156,9 @@ class Curator:
         return bool(self._rules)
 
     def check(self, record: Generation) -> CheckedPrompt | None:
-        """Judge a prompt by itself; None if its task does not curate, or if no user wrote it."""
+        """Judge a prompt by itself; None if its task does not curate, or if no person wrote it."""
         rule = self._rules.get(record.task)
-        if rule is None or record.purpose != "user":
+        if rule is None or record.purpose not in SIGNALLED:
             return None
         try:
             text = words_of(record.open().messages)
@@ -179,8 +179,12 @@ class Curator:
     def decide(self, record: Generation, prompt: CheckedPrompt) -> str | None:
         """Why the prompt is filtered: by itself, or because the window holds enough similar ones. None if it is kept.
 
-        All choices of a completion and all tries of a request get the same decision: they share one prompt.
+        All choices of a completion and all tries of a request get the same decision: they share one prompt. Imported prompts use up no
+        quota of live ones.
         """
+        if record.purpose == "imported":
+            CURATED.labels(record.task, prompt.refusal or "kept").inc()
+            return prompt.refusal
         if record.completion_id in self._decided:
             return self._decided[record.completion_id]
         request = record.attempt.request if record.attempt else None

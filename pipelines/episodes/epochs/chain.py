@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from contracts.ledger import EXPIRED, NO_END, PENDING
+from contracts.ledger import EXPIRED, NO_END, PENDING, UNDONE
 from contracts.records import Outcome
 
 VOID = -1
@@ -28,6 +28,11 @@ class LedgerEntry(NamedTuple):
     state_revision: int = 0
     state_version: int | None = None
     state_sequence: int = 0
+
+    @property
+    def is_undone(self) -> bool:
+        """True if its import was taken back: nothing decides it any more."""
+        return _is_undone(self.state, self.state_reason, self.state_writer)
 
 
 class EpochStart(NamedTuple):
@@ -97,11 +102,13 @@ def changes(before: Epochs, after: Epochs, heard: Iterable[int]) -> list[LedgerC
 def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome | None:
     """The outcome that is the state of a sample with the newest revision `revision`; independent of the order of arrival.
 
-    A valid outcome of the trainer is final, the last one first. `stale(expired)` says that the trainer no longer knows what it decided: it
+    That its import was taken back is final. So is a valid outcome of the trainer, the last one first. `stale(expired)` says that the trainer no longer knows what it decided: it
     counts only if nothing else was. Other writers count only for the newest revision, and only
     while the trainer has not decided, or has withdrawn its decision.
     """
     said = [item for item in outcomes if item.state != "late"]
+    if undone := [item for item in said if _is_undone(item.state, item.reason, item.writer)]:
+        return min(undone, key=lambda item: item.at)
     final = [item for item in said if item.writer == "training" and epochs.holds(item.epoch, item.sequence)]
     known = [item for item in final if item.reason != EXPIRED]
     for told in (known, final):
@@ -110,6 +117,10 @@ def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome 
             return last
     others = [item for item in said if item.writer != "training" and item.revision >= revision]
     return max(others, key=lambda item: (item.revision, item.at, item.state), default=last)
+
+
+def _is_undone(state: str, reason: str, writer: str) -> bool:
+    return (state, reason, writer) == ("quarantined", UNDONE, "episodes")
 
 
 def entry_of(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> LedgerEntry:

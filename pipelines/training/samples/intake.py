@@ -88,6 +88,8 @@ class Intake:
         be learned from it, it is decided at once. Other final fates concern the tokens, so they cover every revision.
         """
         key, revision = experience.key, experience.revision
+        if experience.purpose == "imported":
+            return self._name_imported(experience)
         if experience.purpose != "user":
             return None
         held, fate = self._waiting.get(key), self.state.fates.get(key)
@@ -109,6 +111,14 @@ class Intake:
             self._waiting.pop(key, None)
             self.state.unrewarded[key] = revision
         return None
+
+    def _name_imported(self, experience: Experience) -> Fate | None:
+        """Another model gave the answer: no step takes it, at whatever age, and no batch or baseline sees it."""
+        held = self.state.fates.get(experience.key)
+        if not is_learnable(experience) or (held is not None and held.newest >= experience.revision):
+            return None
+        fate = self.state.fates[experience.key] = Fate(experience.revision, "off_support", "provider")
+        return fate
 
     def _is_expired(self, key: str) -> bool:
         """True if the key is so old that nothing is known of it any more: it may have been trained, so it is never new."""

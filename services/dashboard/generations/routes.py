@@ -22,7 +22,8 @@ from services.dashboard.signin.pages import PageRoute, render
 
 router = APIRouter(prefix="/generations", route_class=PageRoute)
 PURPOSES = {
-    "user": "Users' answers", "sentinel": "Sentinels", "shadow": "Shadow answers", "rollout": "Rollouts", "all": "All",
+    "user": "Users' answers", "imported": "Imported", "sentinel": "Sentinels", "shadow": "Shadow answers", "rollout": "Rollouts",
+    "all": "All",
 }  # fmt: skip
 _FORM_TIME = "%Y-%m-%dT%H:%M"
 

@@ -11,6 +11,7 @@ from contracts.errors import InvalidRequest
 from contracts.ids import (
     NUM_ROUTES,
     completion_id_of,
+    imported_completion_id,
     is_stored,
     new_completion_id,
     parse_sample_key,
@@ -76,3 +77,11 @@ def test_a_sample_key_round_trips() -> None:
 def test_foreign_ids_are_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest, match="completion id"):
         route_of(text)
+
+
+def test_an_imported_id_is_the_same_whenever_it_is_made_and_has_the_rows_own_time_and_route() -> None:
+    made = imported_completion_id(1_750_000_000.25, b"row 1", "visit-7")
+    assert made == imported_completion_id(1_750_000_000.25, b"row 1", "visit-7")
+    assert (time_of(made), route_of(made), is_stored(made)) == (1_750_000_000.25, route_of_text("visit-7"), True)
+    assert len({imported_completion_id(1.0, b"%d" % number) for number in range(1000)}) == 1000
+    assert len({route_of(imported_completion_id(1.0, b"%d" % number)) for number in range(1000)}) > 800

@@ -37,6 +37,7 @@ def arrived(task: Task | None, *signals: Signal, now: float = 103.0, **changes: 
         (None, {}, Phase.NAMED, [Outcome]),
         (QUICK, {"purpose": "sentinel"}, Phase.NAMED, [Outcome]),
         (QUICK, {"purpose": "rollout"}, Phase.FINAL, [Outcome, Episode]),
+        (QUICK, {"purpose": "imported"}, Phase.WAITING, []),
     ],
 )
 def test_the_first_phase_follows_from_the_record(
@@ -63,6 +64,13 @@ def test_a_new_revision_opens_every_state_but_that_of_the_trainer(writer: str, s
     sample = replace(arrived(QUICK, a_signal(a_generation())).sample, ledger=entry)
     step = lifecycle.hear(sample, Facts(QUICK, (), 104.0))
     assert (step.sample.revision, step.sample.ledger.state) == (2, state)
+
+
+def test_no_signal_and_no_window_opens_what_was_taken_back_with_its_import() -> None:
+    entry = LedgerEntry("quarantined", "import", "episodes", state_revision=1)
+    sample = replace(arrived(SLOW, a_signal(a_generation()), purpose="imported").sample, ledger=entry)
+    assert lifecycle.hear(sample, Facts(SLOW, (a_signal(a_generation()),), 104.0)) == Step(sample)
+    assert lifecycle.close(sample, Facts(SLOW, (), 201.0)) == Step(replace(sample, closes_at=None))
 
 
 def test_a_replaced_answer_is_withdrawn_only_if_it_had_been_sent() -> None:

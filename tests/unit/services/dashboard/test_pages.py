@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete, insert, update
 
 from contracts.keys import Role, create_key
+from contracts.records import Provided, encode
 from contracts.tables import dead_letter, generation, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
@@ -19,6 +20,7 @@ from services.dashboard.formatting import MISSING
 from services.dashboard.policies.queries import read_gates
 from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
 from services.dashboard.signin.repository import COOKIE, Sessions
+from tests.fakes import a_generation
 from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
 
@@ -132,6 +134,22 @@ def test_hostile_words_are_text_wherever_they_stand(client: TestClient) -> None:
         page.count(html.escape(SCRIPT).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")) == 3
     )  # prompt, signal, submitter
     assert "".join(re.findall(r'<span class="token[^>]*title[^>]*>([^<]*)</span>', page)).startswith("&lt;")
+
+
+def test_an_imported_answer_is_found_and_shown_as_such(open_client: Any, small: Settings) -> None:
+    provided = Provided(origin="langfuse", model="gpt-5", import_id="ab12")
+    record = a_generation(
+        completion_id=key_of(30), purpose="imported", provided=provided, spans=(), engine="", dtype=""
+    )
+    row = {"purpose": "imported", "version": -1, "record": encode(record)}
+    with writing(small) as connection:
+        connection.execute(update(generation).where(generation.c.completion_id == key_of(30)).values(**row))
+    client = signed_in(open_client(small), small)
+    page = client.get("/generations?purpose=imported").text
+    assert re.findall(r'class="hit" href="/generations/([^/]+)/0"', page) == [key_of(30)]
+    page = client.get(f"/generations/{key_of(30)}/0").text
+    assert "gpt-5 <small>of langfuse, import ab12</small>" in page
+    assert "Engine" not in page
 
 
 def test_the_pages_of_a_search_follow_each_other(client: TestClient) -> None:

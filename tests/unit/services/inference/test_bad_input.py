@@ -143,6 +143,7 @@ def test_keys_and_purposes_are_checked(inference: Inference) -> None:
         ({"authorization": "Bearer mr-app-000000000000-00"}, 401, "invalid_api_key"),
         ({"x-millrace-purpose": "sentinel"}, 403, "operator_key_required"),
         ({"x-millrace-purpose": "fun"}, 400, "invalid_request"),
+        ({"x-millrace-purpose": "imported"}, 400, "invalid_request"),
     ):
         response = inference.post(body, **headers)
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)

@@ -71,6 +71,8 @@ TRAINED, QUARANTINED = said("training", 1, 3, "trained"), said("training", 2, 8,
 SILENT = said("rewards", 0, 0, "unlabelled", 2)
 EXPIRED = msgspec.structs.replace(said("training", 2, 9, "stale"), reason="expired")
 TAKEN_BACK = said("training", 2, 9, "pending")
+OFF_SUPPORT = said("training", 1, 3, "off_support")
+UNDONE = msgspec.structs.replace(said("episodes", 0, 0, "quarantined"), reason="import")
 
 
 @each_case(
@@ -100,6 +102,8 @@ TAKEN_BACK = said("training", 2, 9, "pending")
         ([EXPIRED, SILENT], Epochs({1: 5, 2: NO_END}), 2, EXPIRED),
         ([TRAINED, said("training", 2, 7, "pending"), EXPIRED], Epochs({1: 5, 2: NO_END}), 1, EXPIRED),
         ([TRAINED, TAKEN_BACK], Epochs({1: 5, 2: 8, 3: NO_END}), 1, TRAINED),
+        # An import that was taken back stays so, whoever says what about any revision.
+        ([UNDONE, OFF_SUPPORT, said("rewards", 0, 0, "unlabelled", 9)], Epochs({1: NO_END}), 9, UNDONE),
     ],
 )  # fmt: skip
 def test_which_outcome_is_the_state(told: list[Outcome], epochs: Epochs, revision: int, wanted: Outcome | None) -> None:

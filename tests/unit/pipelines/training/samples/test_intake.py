@@ -76,6 +76,16 @@ def test_what_has_no_reward_or_no_user_never_enters(ignored: Experience) -> None
     assert intake.decided_positions() == {"experiences": {0: 1}}
 
 
+def test_an_imported_sample_of_any_age_is_named_and_never_waits() -> None:
+    state = TrainerState(expired_before=float("inf"))
+    intake = Intake(state)
+    fate = Fate(1, "off_support", "provider")
+    assert intake.offer(at(0), item("a", purpose="imported", reward=None, status="unlabelled"), 0.0) is None
+    assert intake.offer(at(1), item("a", purpose="imported"), 0.0) == fate == state.fates["a"]
+    assert intake.offer(at(2), item("a", purpose="imported"), 0.0) is None, "delivered twice"
+    assert waiting(intake) == []
+
+
 def test_a_fault_of_the_model_is_learned_from() -> None:
     intake = Intake(TrainerState())
     read(intake, (at(0), item("a", reward=0.0, fault="model")))
