@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from contracts.event_log import LogPlace
 from contracts.records import Experience, Streams
 from contracts.tables import training_step
 from pipelines.training.known.batches import Batch, Lesson
@@ -112,6 +113,14 @@ def test_an_edit_that_is_refused_costs_its_sample_nothing(world: World) -> None:
     assert {trainer.state.fates[item.key].has_edit for item in plain} == {False}
     [step] = figures(world)
     assert (step["num_samples"], "text/target_loss" in step) == (4, False)
+
+
+def test_an_edit_of_an_answer_that_nobody_has_any_more_is_never_learned(world: World) -> None:
+    [gone] = edited(answers(1, segments=(), source=LogPlace(0, 999)))
+    trainer = taught(world, gone)
+    trainer.checkpoint()
+    assert states(world) == {("stale", "body_lost"): 1}
+    assert figures(world) == []
 
 
 def test_without_streams_a_step_is_as_it_was() -> None:
