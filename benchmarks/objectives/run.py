@@ -192,15 +192,17 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
     )
     cell, optimizer = trainer.cell, trainer.optimizer
     if edits := edits_of(prompts, answers.ids_BA, found.rows.right[spoken][kept], cell.ce, cell.pair):
-        loss = loss + text_loss(trainer.policy, trainer.base, edits)
+        loss = loss * bool(cell.rl) + text_loss(trainer.policy, trainer.base, edits)
+    elif not cell.rl:
+        return _Step()
     optimizer.zero_grad()
     torch.autograd.backward(loss)
     weights = optimizer.param_groups[0]["params"]
     norm = torch.nn.utils.clip_grad_norm_(weights, DEFAULTS.max_gradient_norm)
     sums = LossSums.of([micro_sums], trainer.objective)
-    ess = sums.metrics()["ess"]
+    ess, rate = (sums.metrics()["ess"], sums.rate) if cell.rl else (math.nan, 1.0)
     if math.isfinite(sums.loss) and math.isfinite(float(norm)):  # as the guard
-        scale = min(sums.rate, step_scale(ess))
+        scale = min(rate, step_scale(ess))
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base", group["lr"]) * scale
         every = stride(len(samples))

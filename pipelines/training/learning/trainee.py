@@ -81,8 +81,8 @@ class Trainee(Protocol):
     def backward(self, rows: GradientRows) -> GradientSums:
         """Add to the gradient."""
 
-    def backward_text(self, batch: TextBatch) -> TextSums:
-        """Add the gradient of text, after that of answers."""
+    def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
+        """Add the gradient of text, after that of answers. `answers`: the others that it belongs to, whose rewards do not pull."""
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before."""

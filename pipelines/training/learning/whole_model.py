@@ -81,6 +81,7 @@ class WholeModel(TrainedParameters):
         """What the step bound is measured on: the samples of the gradient that is being accumulated; without any, its text."""
         self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Of their tokens: the place of the sample among them, and the log-prob in the forward pass of the gradient."""
+        self._num_passed = 0
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
 
@@ -99,6 +100,7 @@ class WholeModel(TrainedParameters):
         objective = self._objective if rows.are_new else self._correcting
         num_before = len(self._stepping)
         self._stepping += rows.experiences
+        self._num_passed += len(rows.experiences)
         with self._stages.stage("data"):
             batches = self._micro_batches(rows.experiences)
         with self._stages.stage("forward"):
@@ -130,10 +132,10 @@ class WholeModel(TrainedParameters):
         with self._stages.stage("backward"):  # the host has not waited until here
             return GradientSums(LossSums.of(parts, objective), current_N.tolist())
 
-    def backward_text(self, batch: TextBatch) -> TextSums:
+    def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
         """As in `Trainee`. Pairs and thumbs take a forward pass before: how hard a row pulls depends on all of it, and on its other half.
 
-        The step bound is not measured on text beside answers: nobody samples it, so moving it far moves the policy little.
+        The step bound is not measured on text where there are answers: nobody samples it, so moving it far moves the policy little.
         """
         rows, most = rows_of(batch.samples), context_of(self.config) or sys.maxsize
         mixed = [row for row in mismatched_rows(batch.samples) if row.num_tokens <= most]
@@ -148,8 +150,8 @@ class WholeModel(TrainedParameters):
         factor_N = torch.tensor(
             text_losses(batch, current, anchor, baseline).factors, dtype=torch.float64, device=self.device
         )
-        is_alone = not self._stepping
-        self._stepping += rows if is_alone else []
+        self._stepping += answers
+        self._stepping += [] if self._stepping else rows
         current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
         for micro in batches:
             self.scorer.recomputes = self._recomputes(micro)
@@ -162,8 +164,6 @@ class WholeModel(TrainedParameters):
             length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
             sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
             current_N.index_add_(0, row_S, weight_S * current_S)
-            if is_alone:
-                self._passed.append((row_S, current_S))
         losses = text_losses(batch, current_N.tolist(), anchor, baseline)
         return TextSums(losses, *sums_K.tolist())
 
@@ -206,7 +206,7 @@ class WholeModel(TrainedParameters):
     def forget_gradient(self) -> None:
         """As in `Trainee`."""
         self.optimizer.zero_grad()
-        self._stepping, self._passed = [], []
+        self._stepping, self._passed, self._num_passed = [], [], 0
 
     def hold_less(self) -> bool:
         """As in `Trainee`: the backward pass computes the layers again."""
@@ -286,7 +286,7 @@ class WholeModel(TrainedParameters):
     def _probe(self) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
         """Log-probs of some tokens before the step, and what computes today's in the same order.
 
-        In float32 those before the step are the gradient's own. bfloat16 is too coarse for either: it hides a small step and its noise is
+        In float32 those before the step are the gradient's own, if all samples have one. bfloat16 is too coarse for either: it hides a small step and its noise is
         as large as the limit. float16 has an eighth of its rounding at the same speed; where it overflows, bfloat16 has to serve.
         """
         if math.isinf(self._step_bound):
@@ -299,6 +299,8 @@ class WholeModel(TrainedParameters):
                 dtype, before = torch.bfloat16, self._now(batches, torch.bfloat16)
             return before, lambda: self._now(batches, dtype)
         batches = self._micro_batches(self._stepping[::every])
+        if len(self._stepping) > self._num_passed:
+            return self._now(batches), lambda: self._now(batches)
         sample_S, passed_S = map(torch.cat, zip(*self._passed, strict=True))
         is_probed_S = sample_S % every == 0
         # Sample after sample: whatever else is in its micro-batches, the tokens of one come in the same order.

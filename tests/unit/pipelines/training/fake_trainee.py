@@ -68,7 +68,8 @@ class UnigramTrainee:
         found_N = torch.zeros(len(rows.experiences)).index_add_(0, batch.sample_B, log_probs_BT.detach().sum(-1))
         return GradientSums(LossSums.of([sums], objective), found_N.tolist())
 
-    def backward_text(self, batch: TextBatch) -> TextSums:
+    def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
+        del answers
         if not batch.samples:
             return TextSums(text_losses(batch, [], []), 0.0, 0.0)
         (rows,) = micro_batches(rows_of(batch.samples), max_tokens=10**9)

@@ -111,7 +111,7 @@ def test_each_loss_of_text_and_its_gradient_equal_trl(tmp_path: Path, kind: Kind
     expected.backward()  # type: ignore[no-untyped-call]
     trainee = moved_trainee()
 
-    found = trainee.backward_text(TextBatch.of(samples))
+    found = trainee.backward_text(TextBatch.of(samples), [])
 
     room = 10 * network_tolerance(trainee.model.config)
     assert found.losses.values == {kind: pytest.approx(expected.item(), abs=room)}
