@@ -8,6 +8,7 @@ Shapes: N answers, P tokens of prompts, A tokens of answers; R rows of text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rapidfuzz.distance import Levenshtein
@@ -47,7 +48,7 @@ def edits_of(
     for number, (prompt, answer, right) in enumerate(zip(prompts_NP.tolist(), answers, rights, strict=True)):
         if answer == right:
             continue
-        about = {"key": str(number), "revision": 0, "prompt_ids": tuple(prompt), "chosen_ids": right}
+        about: dict[str, Any] = {"key": str(number), "revision": 0, "prompt_ids": tuple(prompt), "chosen_ids": right}
         weights = token_weights(answer, right)
         found += [TextSample(kind="target", token_weights=weights, weight=ce, **about)] if ce else []
         found += [TextSample(kind="pair", rejected_ids=answer, weight=pair, **about)] if pair else []

@@ -20,7 +20,7 @@ from tests.worlds.paths import ROOT
 
 TASKS = ("reservations", "sum")
 SILENT = 0.4
-WAYS: dict[str, dict[str, float]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "reward": {},
     "edits": {"rl": 0.0, "ce": 1.0, "pair": 1.0},
     "targets": {"rl": 0.0, "ce": 1.0},
