@@ -56,7 +56,7 @@ class Batch:
 
     @property
     def rewarded(self) -> Batch:
-        """Without what has no pull by its reward: there only the text is learned."""
+        """The samples and corrections whose rewards are learned. Of the others only the text is."""
         samples = [item for item in self.samples if item.streams is None or item.streams.rl > 0]
         return replace(self, samples=samples, lessons=[item for item in self.lessons if item.pull])
 

@@ -92,12 +92,12 @@ def loss_of_trl(trainer: Any, samples: list[TextSample]) -> torch.Tensor:
     if kind == "target":
         inputs = padded(rows)
         inputs["labels"] = inputs["input_ids"].masked_fill(inputs.pop("completion_mask") == 0, -100)
-        return trainer.compute_loss(trainer.model, inputs)  # type: ignore[no-any-return]
-    if kind == "pair":
-        return trainer._compute_loss(trainer.model, padded(rows[::2] + rows[1::2]), return_outputs=False)  # type: ignore[no-any-return]
-    inputs = {**padded(rows), **padded(mismatched_rows(samples), "KL_")}
-    inputs["label"] = torch.tensor([item.is_good for item in samples])
-    return trainer._compute_loss(trainer.model, inputs, return_outputs=False)  # type: ignore[no-any-return]
+    elif kind == "pair":
+        inputs = padded(rows[::2] + rows[1::2])
+    else:
+        inputs = {**padded(rows), **padded(mismatched_rows(samples), "KL_")}
+        inputs["label"] = torch.tensor([item.is_good for item in samples])
+    return trainer.compute_loss(trainer.model, inputs)  # type: ignore[no-any-return]
 
 
 # trl reads a name that transformers has given up.
