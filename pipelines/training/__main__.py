@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipelines.training import repository
-from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.surroundings import retried
-from runtime.lease import Lease
+from pipelines.training.surroundings import retried, take_lease
 from runtime.settings import load_section, load_settings
 
 if TYPE_CHECKING:
@@ -16,8 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.training.samples.lost_positions import SkipTo
-
-_NO_EPOCH = 2**31 - 1
 
 
 def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) -> None:
@@ -27,17 +22,9 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
     over, because this process did not renew its lease in time.
     """
     settings = load_settings(home)
-    policy = settings.policy
     lifetime = load_section(home, "training", TrainingSettings).lease_seconds
     database = settings.database()
-
-    def take() -> Lease:
-        with database.snapshot() as connection:
-            known = repository.highest_epoch(connection, policy, before=_NO_EPOCH)
-        floor = max(known, highest_epoch(settings.checkpoints))
-        return Lease.acquire(database, policy, floor=floor, lifetime=lifetime)
-
-    lease = retried(stop, take)
+    lease = retried(stop, lambda: take_lease(settings, database, lifetime))
     if lease is None:
         return
     with lease.kept_alive():

@@ -1,0 +1,164 @@
+"""A warm start: epochs over text from the log, then a version as the trainer cuts any, before the first user's sample.
+
+In: text samples, and some more that are never trained. Out: version 1 with its checkpoint, stored and offered; what it was learned from is
+`trained(text)` in the ledger. Waits for: the device, then the disk and the weight store.
+
+Weights change in memory alone until training has ended: a process that is killed before leaves the home as it was. One that is killed later leaves a
+checkpoint, from which the next trainer cuts the version.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from contracts.assignments import CANDIDATE
+from contracts.errors import Conflict, Unavailable
+from pipelines.training.process import background_threads, make_trainer
+from pipelines.training.state import BASE_VERSION, Fate
+from pipelines.training.surroundings import take_lease
+from pipelines.training.text.losses import counts_of
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from pipelines.training.learning.learner import Learner
+    from pipelines.training.settings import TrainingSettings
+    from pipelines.training.text.samples import TextSample
+    from pipelines.training.worker import Trainer
+    from runtime.settings import Settings
+
+MOST_EPOCHS = 8
+SEED = 1
+REASON = "text"
+"""Of `trained`: what was learned is text, without a ratio."""
+
+
+class WarmStart(NamedTuple):
+    """What was learned. Losses are of held-out text, each kind's mean added up; NaN if there is none."""
+
+    version: int
+    num_steps: int
+    num_samples: int
+    num_epochs: int
+    loss_before: float
+    loss_after: float
+
+
+def learn_text(
+    settings: Settings,
+    training: TrainingSettings,
+    trained: Sequence[TextSample],
+    held_out: Sequence[TextSample],
+    keep: Callable[[], None],
+    stop: threading.Event,
+    *,
+    records_fates: bool,
+) -> WarmStart:
+    """Train version 0 of a home on text, and publish it as the next version.
+
+    Args:
+        settings: of the home.
+        training: how to learn; the adapter too.
+        trained: what is learned.
+        held_out: what is only measured: training ends once its loss rises, with the weights of the epoch before.
+        keep: called once, before anything is written: it writes the settings that the result needs.
+        stop: ends the wait for servers.
+        records_fates: the samples' answers are in this home's ledger.
+
+    Raises LeaseHeld: a trainer runs. Conflict: the home has weights of its own. Unavailable: a server is away.
+    """
+    database = settings.database()
+    lease = take_lease(settings, database, training.lease_seconds)
+    with lease.kept_alive(), background_threads() as background:
+        trainer = make_trainer(settings, database, lease, stop, background, training=training)
+        if trainer is None:
+            raise Unavailable("a server is away")
+        if trainer.state.version != BASE_VERSION or trainer.state.step:
+            raise Conflict(f"{settings.home} was trained before: a warm start begins with version 0, in a new home")
+        learner = trainer.learner
+        before = loss_of(learner, held_out)
+        say(0, before)
+        best = epochs(learner, trained, held_out, before)
+        if not best.num_steps:
+            raise Conflict("the first epoch did not lower the held-out loss: nothing was written; try a lower [training] learning_rate")
+        if records_fates:
+            note_fates(trainer, trained)
+        trainer.state.step += best.num_steps
+        trainer.state.unpublished_samples = len(trained)
+        keep()
+        version = publish(trainer)
+    return WarmStart(version, best.num_steps, len(trained), best.num_epochs, before, best.loss)
+
+
+class Epochs(NamedTuple):
+    """Where training ended. `loss`: of the held-out text under the weights that are left."""
+
+    num_epochs: int
+    num_steps: int
+    loss: float
+
+
+def epochs(
+    learner: Learner, trained: Sequence[TextSample], held_out: Sequence[TextSample], before: float, *, most: int = MOST_EPOCHS
+) -> Epochs:
+    """Train until the loss of the held-out text rises, and go back to the epoch before; without such text, one epoch."""
+    order, found, kept = list(trained), Epochs(0, 0, before), _weights_of(learner)
+    shuffled, size = random.Random(SEED), learner.settings.batch_size  # noqa: S311 no secret
+    for number in range(1, (most if held_out else 1) + 1):
+        shuffled.shuffle(order)
+        num_steps = found.num_steps
+        for start in range(0, len(order), size):
+            num_steps += not learner.step([], [], {}, texts=order[start : start + size]).skipped
+        loss = loss_of(learner, held_out)
+        say(number, loss)
+        if not loss < found.loss and held_out:
+            learner.trainee.put((kept, {}))
+            break
+        found, kept = Epochs(number, num_steps, loss), _weights_of(learner)
+    return found
+
+
+def loss_of(learner: Learner, samples: Sequence[TextSample]) -> float:
+    """The loss of text under today's weights: the sum of the means of its kinds. Changes nothing."""
+    counts, total = counts_of(samples), 0.0
+    for start in range(0, len(samples), learner.settings.batch_size):
+        part = samples[start : start + learner.settings.batch_size]
+        figures = learner.step([], [], {}, texts=part, text_counts=counts, dry_run=True).metrics
+        total += sum(figures[f"text/{kind}_loss"] or 0.0 for kind in counts_of(part))
+    return total if samples else math.nan
+
+
+def note_fates(trainer: Trainer, samples: Sequence[TextSample]) -> None:
+    """Decide the samples: no step takes them again, and the ledger says which version holds them."""
+    for sample in samples:
+        if sample.key not in trainer.state.fates:
+            trainer.state.fates[sample.key] = Fate(sample.revision, "trained", REASON)
+            trainer.state.note(sample.key)
+
+
+def publish(trainer: Trainer) -> int:
+    """Make the weights durable, cut the next version of them, and offer it. Raises Unavailable: the next trainer does what is left."""
+    # These weights are no version yet, so a trainer that finds their checkpoint cuts one.
+    trainer.restored = trainer.restored._replace(version=None)
+    try:
+        trainer.begin()
+        trainer.publish()
+    finally:
+        trainer.close()
+    return trainer.state.version
+
+
+def say(epoch: int, loss: float) -> None:
+    """A line for whoever waits."""
+    known = "nothing held out" if math.isnan(loss) else f"held-out loss {loss:.4f}"
+    print(f"epoch {epoch}: {known}" if epoch else f"before: {known}", flush=True)  # noqa: T201 the command's progress
+
+
+def _weights_of(learner: Learner) -> dict[str, torch.Tensor]:
+    weights, _ = learner.trainee.masters()
+    return {name: weight.clone() for name, weight in weights.items()}
