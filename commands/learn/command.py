@@ -29,7 +29,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from commands.policy_check import CheckOnce
 from commands.rewards.rescore import parse_since
 from commands.room import gib, memory_need, room_here
-from commands.up import console, make_settings, print_keys_of, resolve_policy, until_interrupted
+from commands.up import console, make_settings, print_keys_of, resolve_policy
 from contracts.checkpoints import CheckpointReport
 from contracts.clusters import words_of
 from contracts.errors import Conflict, InvalidSettings
@@ -95,7 +95,7 @@ def learn(
     if dry_run:
         print("nothing was written")
         return
-    with until_interrupted(), claimed(to or home):
+    with claimed(to or home):
         settings = source if to is None else _new_settings(source, to, base)
         check = CheckOnce(settings.home)
 

@@ -18,7 +18,7 @@ from contracts.errors import Conflict, Unavailable
 from pipelines.training.process import background_threads, make_trainer
 from pipelines.training.state import BASE_VERSION, Fate
 from pipelines.training.surroundings import take_lease
-from pipelines.training.text.losses import counts_of
+from pipelines.training.text.samples import TextBatch
 
 if TYPE_CHECKING:
     import threading
@@ -75,7 +75,11 @@ def learn_text(
     database = settings.database()
     lease = take_lease(settings, database, training.lease_seconds)
     with lease.kept_alive(), background_threads() as background:
-        trainer = make_trainer(settings, database, lease, stop, background, training=training)
+        # No user's sample was drawn from the policy as it is now: nothing bounds a step but the held-out loss. Pairs and thumbs need the base.
+        how = training.model_copy(
+            update={"step_bound": math.inf, "mismatch_samples": max(training.mismatch_samples, 1)}
+        )
+        trainer = make_trainer(settings, database, lease, stop, background, training=how)
         if trainer is None:
             raise Unavailable("a server is away")
         if trainer.state.version != BASE_VERSION or trainer.state.step:
@@ -113,7 +117,7 @@ def epochs(
         shuffled.shuffle(order)
         num_steps = found.num_steps
         for start in range(0, len(order), size):
-            num_steps += not learner.step([], [], {}, texts=order[start : start + size]).skipped
+            num_steps += not learner.step([], [], {}, text=TextBatch.of(order[start : start + size])).skipped
         loss = loss_of(learner, held_out)
         say(number, loss)
         if not loss < found.loss and held_out:
@@ -125,11 +129,11 @@ def epochs(
 
 def loss_of(learner: Learner, samples: Sequence[TextSample]) -> float:
     """The loss of text under today's weights: the sum of the means of its kinds. Changes nothing."""
-    counts, total = counts_of(samples), 0.0
+    counts, total = TextBatch.of(samples).counts, 0.0
     for start in range(0, len(samples), learner.settings.batch_size):
         part = samples[start : start + learner.settings.batch_size]
-        figures = learner.step([], [], {}, texts=part, text_counts=counts, dry_run=True).metrics
-        total += sum(figures[f"text/{kind}_loss"] or 0.0 for kind in counts_of(part))
+        figures = learner.step([], [], {}, text=TextBatch(part, counts), dry_run=True).metrics
+        total += sum(figures[f"text/{kind}_loss"] for kind in {sample.kind for sample in part})
     return total if samples else math.nan
 
 
