@@ -142,6 +142,7 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(("tenant", "policy", "task", "name", "key_id", "branch", "group"), _text(MAX_NAME)),
     **dict.fromkeys(("origin", "import_id"), _text(MAX_NAME)),
     "model": _text(MAX_ID),
+    **dict.fromkeys(("rl", "ce", "pair", "thumb"), _finite),
     "cost": lambda dollars: "" if dollars is None else _finite(dollars),
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),
@@ -155,7 +156,7 @@ _CHECKS: dict[str, _Check] = {
     "value": _value,
     "source": lambda place: "" if is_place(place) else f": {place} is not a place of the log",
     **dict.fromkeys(("token_ids", "logprobs"), _packed),
-    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share", "draw", "provided"), _nested),
+    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share", "draw", "provided", "streams"), _nested),
     **dict.fromkeys(("turns", "signals", "segments", "spans", "also"), _each),
 }
 """Field name to its check. A problem begins with what follows the name: a colon, or the path to a field inside."""

@@ -240,6 +240,21 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         return self.sampling.off_support or ("truncated" if self.sampling.is_truncated and not self.support else "")
 
 
+class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer teaches besides its reward: the weights of its task's [learning], and what there is to learn."""
+
+    rl: float = 1.0
+    ce: float = 0.0
+    pair: float = 0.0
+    thumb: float = 0.0
+    edit: str = ""
+    """The whole text that a user made of the answer; empty: none that can be learned."""
+    refused: str = ""
+    """Why the text of an edit is not learned."""
+    is_good: bool | None = None
+    """What users said of an answer that nobody edited; None: nothing."""
+
+
 class Experience(Record, frozen=True, kw_only=True):
     """A scored episode, ready for training. `reward` None: there is nothing to learn, see `status`."""
 
@@ -259,6 +274,8 @@ class Experience(Record, frozen=True, kw_only=True):
     weight: float = 1.0
     share: SessionShare | None = None
     """Of a call whose session was judged as a whole. `weight` contains its credit."""
+    streams: Streams | None = None
+    """None: its reward alone teaches."""
     status: ScoreStatus
     fault: Fault = "none"
     scored_at: float

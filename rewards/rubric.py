@@ -54,6 +54,8 @@ class WeightedVerdict(NamedTuple):
     scores: tuple[Score, ...]
     verdict: RewardVerdict
     weight: float
+    is_heard: bool = True
+    """False: no vote counts, so no edit does either."""
 
 
 SILENT = RewardVerdict(None, "unlabelled", "none", "silence")

@@ -21,6 +21,7 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from rewards import rubric
 from rewards.episode import LostEpisode, UnpackedEpisode
 from rewards.signals.silence import Expected
+from rewards.signals.streams import streams_of
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
 from runtime.log.outbox import message
@@ -118,7 +119,7 @@ def weighted(
         if task.silence == "renormalise":
             found = rubric.combine(task, components.graders, [], has_signals=False)
             alone = alone if found.reward is None else found
-        return rubric.WeightedVerdict(components.scores, alone, 1.0)
+        return rubric.WeightedVerdict(components.scores, alone, 1.0, is_heard=False)
     return rubric.WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value)
 
 
@@ -133,7 +134,7 @@ def _with_expected(
         reason=expected.in_words(),
     )
     ignored = (replace(score, weight=0.0) for score in components.signals)
-    return rubric.WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)
+    return rubric.WeightedVerdict((*components.graders, *ignored, silence), verdict, weight, is_heard=False)
 
 
 _PLAIN = Score(name="", grader="", value=None)
@@ -167,6 +168,7 @@ def experience_of(task: Task, item: UnpackedEpisode, weighted: rubric.WeightedVe
         reward=verdict.reward,
         weight=weighted.weight * (1.0 if item.share is None else item.share.credit),
         share=item.share,
+        streams=streams_of(task, item, weighted),
         status=verdict.status,
         fault=verdict.fault,
         scored_at=at,

@@ -148,6 +148,11 @@ TRAINING_SAMPLES = _born("millrace_training_samples_total", "Samples by final st
 TRAINING_CORRECTIONS = Counter(
     "millrace_training_corrections_total", "Later revisions of trained samples, by result.", ["reason"]
 )
+TRAINING_TEXTS = Counter(
+    "millrace_training_texts_total",
+    "Text that a step learned, by kind (target, pair, thumb), and edits that it did not, by reason.",
+    ["result"],
+)
 TRAINING_STEP_ERRORS = Counter(
     "millrace_training_step_errors_total",
     "Samples that made their step fail, by class of the error or reason of the guard.",

@@ -19,6 +19,7 @@ from contracts.tasks.credit import CreditRule
 from contracts.tasks.curation import CurationRule
 from contracts.tasks.gate import GateRule, default_graders, proves, why_no_gate
 from contracts.tasks.judges import JudgeRule
+from contracts.tasks.learning import LearningRule
 from contracts.tasks.people import AskingRule, AuditRule, TrustRule
 from contracts.tasks.rewards import GraderRule, RewardRule, VerifierRule
 from contracts.tasks.section import NOWHERE, Misplaced, Source, TaskSection
@@ -92,6 +93,7 @@ class Task(TaskSection):
     trust: TrustRule = TrustRule()
     curation: CurationRule = CurationRule()
     gate: GateRule = GateRule()
+    learning: LearningRule = LearningRule()
 
     _source: Source = PrivateAttr(default=NOWHERE)
 
@@ -221,9 +223,11 @@ class Task(TaskSection):
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hex digits over everything that affects a score: all fields except [gate], [credit] and exploring. Every score carries it."""
+        """Twelve hex digits over everything that affects a score: all fields except [gate], [credit], [learning] and exploring. Every score carries it."""
         content = json.dumps(
-            self.model_dump(mode="json", exclude={"gate": True, "credit": True, "sampling": {"explore"}}),
+            self.model_dump(
+                mode="json", exclude={"gate": True, "credit": True, "learning": True, "sampling": {"explore"}}
+            ),
             sort_keys=True,
         )
         return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()

@@ -170,6 +170,12 @@ class TrainingSettings(Section):
                 f"[training] reward_high: rewards lie between {low:g} and {high:g}, which is an empty range; remove "
                 "reward_low and reward_high to take them from the task files"
             )
+        compares = next((task.name for task in tasks if task.learning.pair or task.learning.thumb), None)
+        if compares is not None and not self.kl_coefficient and not self.mismatch_samples:
+            raise InvalidSettings(
+                f"[training] kl_coefficient: it is 0, as is mismatch_samples, so no base policy is held that [learning] of the task {compares!r} "
+                "could compare pairs and thumbs with; raise one of them"
+            )
         windows = [window or 0.0 for task in tasks for window in (task.window_seconds, *_signal_windows(task))]
         longest = max(windows, default=0.0)
         if self.horizon_seconds is not None and self.horizon_seconds < longest:

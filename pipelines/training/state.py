@@ -41,6 +41,8 @@ class Correction(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first version that contains it; None: the next one to be cut."""
     weight: float | None = None
     """The weight of that revision; None in older checkpoints."""
+    has_edit: bool = False
+    """The text of its edit was learned too."""
 
 
 class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,12 +70,19 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     """The reward with advantage 0; None as for `weight`."""
     corrections: tuple[Correction, ...] = ()
     """The differences trained since then, one per version, oldest first."""
+    has_edit: bool = False
+    """The text of its edit was learned with it."""
 
     @classmethod
-    def trained(cls, experience: Experience, pull: float, zero: float | None = None) -> Fate:
+    def trained(cls, experience: Experience, pull: float, zero: float | None = None, *, has_edit: bool = False) -> Fate:
         """After a sample's step. `pull`: from reward to each token's pull; `zero`: the reward with advantage 0."""
-        revision, weight = experience.revision, experience.weight
-        return cls(revision, "trained", applied=worth(experience), pull=pull, weight=weight, zero=zero)
+        revision, weight, applied = experience.revision, experience.weight, worth(experience)
+        return cls(revision, "trained", applied=applied, pull=pull, weight=weight, zero=zero, has_edit=has_edit)
+
+    @property
+    def knows_edit(self) -> bool:
+        """True if the weights hold an edit of this answer. One is learned: a later one changes the reward alone."""
+        return self.has_edit or any(item.has_edit for item in self.corrections)
 
     @property
     def applied_now(self) -> float | None:
@@ -105,10 +114,11 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         """False if a later revision may still be trained as the sample: this one had weight 0."""
         return (self.state, self.reason) != NO_WEIGHT
 
-    def corrected(self, revision: int, applied: float, weight: float | None = None) -> Fate:
-        """The fate after the difference to a later revision was trained."""
+    def corrected(self, revision: int, applied: float, weight: float | None = None, *, has_edit: bool = False) -> Fate:
+        """The fate after the difference to a later revision was trained, and perhaps its edit."""
         cut = tuple(item for item in self.corrections if item.version is not None)
-        corrections = (*cut, Correction(applied, weight=weight))
+        has_edit = has_edit or any(item.has_edit for item in self.corrections if item.version is None)
+        corrections = (*cut, Correction(applied, weight=weight, has_edit=has_edit))
         return replace(self, late=revision, late_reason=CORRECTED, corrections=corrections)
 
     def passed_over(self, revision: int, reason: str) -> Fate:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,17 +22,19 @@ from pipelines.training.checkpoints.plans import Ending, digest_of, prepare
 from pipelines.training.known.experiences import is_old, version_lag, worth
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
+from pipelines.training.samples.intake import is_new_edit
 from pipelines.training.samples.reading import NullMass
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
 from pipelines.training.samples.trial import Plan, Trial
 from pipelines.training.state import Fate
 from pipelines.training.surroundings import wall_for_ages
+from pipelines.training.text.edits import AnswerTokenizer, text_of
+from pipelines.training.text.samples import TextBatch
 from runtime import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
     from contracts.records import Experience
     from pipelines.training.checkpoints.plans import Restored
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.trial import Failure, TrialResult
     from pipelines.training.surroundings import Surroundings
+    from pipelines.training.text.samples import TextSample
 
 DIVERGENCE = "divergence"
 """Reason of `stale`: today's policy has left the answer."""
@@ -157,13 +164,29 @@ class Steps:
             epoch=self._state.epoch,
             step=self._state.step,
             at=self._age_clock(),
-            batch=drawn,
+            batch=replace(drawn, text=self._text_of(drawn)),
             weights={item.key: item.weight for item in drawn.samples},
             max_tokens=self._learner.budget.current,
             num_threads=self._training.num_threads,
             random_state={} if generators == self._generators else generators,
         )
         self._take(plan)
+
+    @cached_property
+    def _tokenizer(self) -> AnswerTokenizer | None:
+        return AnswerTokenizer.of(Path(self._around.settings.base))
+
+    def _text_of(self, drawn: Batch) -> TextBatch:
+        """The text of samples, and the edits that came after their samples were trained: the first of each answer."""
+        late = [each.experience for each in drawn.lessons]
+        owners = [*drawn.samples, *(item for item in late if is_new_edit(item, self._state.fates[item.key]))]
+        tokenizer = self._tokenizer if any(item.streams and item.streams.edit for item in owners) else None
+        samples: list[TextSample] = []
+        for found in (text_of(item, tokenizer, self._limits.max_length) for item in owners):
+            samples += found.samples
+            if found.refused:
+                metrics.TRAINING_TEXTS.labels(found.refused).inc()
+        return TextBatch.of(samples)
 
     def resume(self) -> bool:
         """Take the step that the last process had begun, as it was planned then; False if there is none."""
@@ -217,11 +240,17 @@ class Steps:
             self._report(taken, found, tree, bundle)
 
     def _learned(self, batch: Batch, result: StepResult) -> None:
+        edited = {item.key for item in batch.text.samples if item.kind != "thumb"}
         for item in batch.samples:
-            self._decide(item, Fate.trained(item, result.pulls[item.key], result.zeros.get(item.key)))
+            pull, zero, has_edit = result.pulls[item.key], result.zeros.get(item.key), item.key in edited
+            self._decide(item, Fate.trained(item, pull, zero, has_edit=has_edit))
         for lesson in batch.lessons:
             later = lesson.experience
-            self._decide(later, self._state.fates[later.key].corrected(later.revision, worth(later), later.weight))
+            now, has_edit = worth(later), later.key in edited
+            fate = self._state.fates[later.key].corrected(later.revision, now, later.weight, has_edit=has_edit)
+            self._decide(later, fate)
+        for kind, num in Counter(item.kind for item in batch.text.samples).items():
+            metrics.TRAINING_TEXTS.labels(kind).inc(num)
         self._state.unpublished_samples += len(batch.everything)
         self._watch.learned(batch.samples)
 

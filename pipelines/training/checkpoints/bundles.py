@@ -344,9 +344,9 @@ def _look_at(tried: Tried) -> GuardLook:
 
 def _without_tokens(item: Experience) -> Experience:
     bare = {"token_ids": b"", "loss_mask": b"", "logprobs": b"", "experts": b"", "expert_shape": None, "support": b""}
-    return msgspec.structs.replace(
-        item, segments=tuple(msgspec.structs.replace(part, **bare) for part in item.segments)
-    )
+    streams = msgspec.structs.replace(item.streams, edit="") if item.streams else None
+    segments = tuple(msgspec.structs.replace(part, **bare) for part in item.segments)
+    return msgspec.structs.replace(item, segments=segments, streams=streams)
 
 
 def _written_at(path: Path) -> float:

@@ -174,9 +174,8 @@ def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:
         try:
             prepare(learner, plan, ending.max_tokens)
             rows = plan.batch.only(set(ending.learned))
-            digest = digest_of(
-                learner.step(rows.samples, rows.weights(plan.weights), {}, rows.lessons, is_decided=True)
-            )
+            weights = rows.weights(plan.weights)
+            digest = digest_of(learner.step(rows.samples, weights, {}, rows.lessons, text=rows.text, is_decided=True))
         except StepsBroken:
             raise
         except Exception as error:  # noqa: BLE001 whatever makes a step fail here must not end every start

@@ -1,12 +1,13 @@
-"""The rows of one step: samples, and corrections of earlier samples. Pure."""
+"""The rows of one step: samples, corrections of earlier samples, and the text that belongs to both. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from contracts.records import Experience
+from pipelines.training.text.samples import NO_TEXT, TextBatch, TextSample
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -40,6 +41,8 @@ class Batch:
 
     samples: Sequence[Experience]
     lessons: Sequence[Lesson]
+    text: TextBatch = NO_TEXT
+    """Of these samples and corrections."""
 
     @property
     def everything(self) -> list[Experience]:
@@ -56,13 +59,22 @@ class Batch:
         return [by_key[item.key] for item in self.samples]
 
     def parts(self) -> list[Batch]:
-        """One batch for each sample and each correction."""
-        return [*(Batch([item], []) for item in self.samples), *(Batch([], [lesson]) for lesson in self.lessons)]
+        """One batch for each sample and each correction, with its text."""
+        texts: dict[str, list[TextSample]] = {}
+        for item in self.text.samples:
+            texts.setdefault(item.key, []).append(item)
+        parts = [*(Batch([item], []) for item in self.samples), *(Batch([], [lesson]) for lesson in self.lessons)]
+        counts = self.text.counts
+        return [replace(part, text=TextBatch(texts.get(part.keys[0], ()), counts)) for part in parts]
 
     @classmethod
     def joined(cls, parts: Sequence[Batch]) -> Batch:
         """Invert `parts`."""
-        return cls([item for part in parts for item in part.samples], [item for part in parts for item in part.lessons])
+        return cls(
+            [item for part in parts for item in part.samples],
+            [item for part in parts for item in part.lessons],
+            TextBatch.joined([part.text for part in parts]),
+        )
 
     def without(self, culprits: Sequence[tuple[Batch, object]]) -> Batch:
         """The batch without the culprits."""

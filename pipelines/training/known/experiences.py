@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from contracts.packing import experts_of
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 _PREFIX, _ID_BYTES = "chatcmpl-", 16
 _OTHER = b"\xff"
 """Starts keys that are not of completions. A completion id starts with the time, which reaches this byte in the year 10,889."""
+
+
+class Segmented(Protocol):
+    """An experience, or a row of text: what micro-batches are made of."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Its rows."""
 
 
 def is_learnable(experience: Experience) -> bool:
@@ -89,7 +97,7 @@ def weights_once(experiences: Sequence[Experience]) -> list[float]:
     ]
 
 
-def num_tokens(experiences: Sequence[Experience]) -> int:
+def num_tokens(experiences: Sequence[Segmented]) -> int:
     """Sampled tokens: the loss's denominator, fixed before anything is masked out."""
     return sum(segment.loss_mask.count(1) for experience in experiences for segment in experience.segments)
 
@@ -129,6 +137,6 @@ def recorded_experts(segment: Segment, routing: Routing) -> np.ndarray | None:
     return None if shape is None else routing.choices(experts_of(segment.experts, shape))
 
 
-def row_lengths(experiences: Sequence[Experience]) -> list[int]:
+def row_lengths(experiences: Sequence[Segmented]) -> list[int]:
     """Tokens of each row."""
     return [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from contracts.records import Experience
     from pipelines.training.known.batches import Lesson
+    from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.trainee import Published, Trainee
+    from pipelines.training.text.losses import TextLosses
+    from pipelines.training.text.samples import TextSample
 
 MEASURED_VERSIONS = 64
 """Versions whose mismatch is remembered. An older one that comes back is measured again."""
@@ -54,6 +57,16 @@ def batch_figures(experiences: Sequence[Experience], corrections: Sequence[Lesso
     parts["correction_mean"] = [item.difference for item in corrections]
     means = {name: sum(values) / len(values) if values else None for name, values in parts.items()}
     return {"num_samples": len(rewards), "num_corrections": len(corrections), **means}
+
+
+def text_figures(texts: Sequence[TextSample], losses: TextLosses) -> dict[str, float | None]:
+    """Of each kind of text in the step: number, loss, and how far pairs and thumbs moved from the anchor. Nothing without text."""
+    counts = Counter(item.kind for item in texts)
+    return {
+        **{f"text/{kind}_samples": num for kind, num in sorted(counts.items())},
+        **{f"text/{kind}_loss": value for kind, value in losses.values.items()},
+        **{f"text/{name}_margin": value for name, value in losses.margins.items()},
+    }
 
 
 def sample_rows(experiences: Sequence[Experience], **columns: Sequence[float]) -> list[dict[str, Any]]:
@@ -143,7 +156,7 @@ class Speed:
             self._flops_per_token = compute_flops_per_token
         self._last_ended: float | None = None
 
-    def figures(self, experiences: Sequence[Experience], started: float) -> dict[str, float | None]:
+    def figures(self, experiences: Sequence[Segmented], started: float) -> dict[str, float | None]:
         """Figures of a step that began at `started`, monotonic seconds, and ends now."""
         ended = time.monotonic()
         busy = ended - started

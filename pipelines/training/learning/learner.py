@@ -23,11 +23,12 @@ from pipelines.training.known.experiences import num_tokens, row_lengths
 from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, denominators
 from pipelines.training.learning.device import is_out_of_memory, release_memory
-from pipelines.training.learning.figures import Mismatch, Speed, StepResult, batch_figures, sample_rows
+from pipelines.training.learning.figures import Mismatch, Speed, StepResult, batch_figures, sample_rows, text_figures
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json
 from pipelines.training.learning.trainee import GradientRows, GradientSums
+from pipelines.training.text.samples import NO_TEXT, rows_of
 from policy.load import context_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.trainee import Published, Trainee
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
+    from pipelines.training.text.samples import TextBatch
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
@@ -93,6 +95,7 @@ class Learner:
         published: Published,
         corrections: Sequence[Lesson] = (),
         *,
+        text: TextBatch = NO_TEXT,
         dry_run: bool = False,
         is_decided: bool = False,
     ) -> StepResult:
@@ -103,12 +106,13 @@ class Learner:
             weights: one per sample.
             published: to measure the mismatch on.
             corrections: further rows of the batch that enter no baseline and no other sample's advantage.
+            text: of these samples and corrections, or alone; its losses are added to that of the samples.
             dry_run: compute everything, including the guard's decision, and change nothing.
             is_decided: it was taken before, with these very rows: none leaves it, and the guard does not skip it.
 
         Raises StepsBroken: the optimizer failed half-way.
         """
-        started, batch = time.monotonic(), Batch(experiences, corrections)
+        started, batch = time.monotonic(), Batch(experiences, corrections, text)
         by_key = {item.key: weight for item, weight in zip(experiences, weights, strict=True)}
         self._refuse_torn()
         try:
@@ -117,12 +121,14 @@ class Learner:
             if dry_run:
                 return result
             self._remember(prepared)
-            if result.samples and not result.skipped:
+            if (result.samples or text.samples) and not result.skipped:
                 result = self._apply(replace(prepared, result=result))
         finally:
             self.trainee.forget_gradient()
         self.budget.fitted()
-        result.metrics.update({**self._speed.figures(batch.everything, started), **self.trainee.seconds()})
+        result.metrics.update(
+            {**self._speed.figures([*batch.everything, *rows_of(text.samples)], started), **self.trainee.seconds()}
+        )
         return result
 
     def _remember(self, prepared: _Prepared, times: int = 1) -> None:
@@ -151,7 +157,7 @@ class Learner:
                 result.metrics["num_divergent"] = len(far)
                 return replace(again, result=result)
             except (MemoryError, RuntimeError) as error:
-                lengths = row_lengths(batch.everything)
+                lengths = row_lengths([*batch.everything, *rows_of(batch.text.samples)])
                 if not is_out_of_memory(error):
                     raise
                 if not self.budget.shrink(len(lengths), max(lengths)) and not self.trainee.hold_less():
@@ -165,20 +171,28 @@ class Learner:
         experiences, corrections, everything = batch.samples, batch.lessons, batch.everything
         found = advantages_of(experiences, self.tracker, self.settings)
         values = [*found.values.tolist(), *(item.advantage for item in corrections)]
-        pulls = [*batch.weights(weights), *(item.pull for item in corrections)]
+        shares = [item.streams.rl if item.streams else 1.0 for item in experiences]
+        own = [weight * share for weight, share in zip(batch.weights(weights), shares, strict=True)]
+        pulls = [*own, *(item.pull for item in corrections)]
         counts = [*denominators(experiences).tolist(), *[1.0] * len(corrections)]
         sums, current = self._gradient(batch, [v * w for v, w in zip(values, pulls, strict=True)], counts)
+        text = self.trainee.backward_text(batch.text)
         self._mismatch.measure(self.trainee, experiences, published)
         norm = self.trainee.clip(self.settings.max_gradient_norm)
-        expected = guard.Norms(math.sqrt(sums.expected_square), sums.expected_length)
+        expected = guard.Norms(
+            math.sqrt(sums.expected_square + text.expected_square), sums.expected_length + text.expected_length
+        )
+        loss = sums.loss + sum(text.losses.values.values())
         log_ratio_N = guard.log_ratios(everything, current)
+        # A sample of which only the text is learned has no ratio that could be too large.
         far_N = guard.has_left(log_ratio_N, np.array(values), self.settings.divergence_bound)
+        far_N &= np.array([*shares, *(item.pull for item in corrections)]) != 0
         figures, lengths = sums.metrics(), [num_tokens([item]) for item in everything]
         logged = -(sum(current) - float(log_ratio_N @ lengths)) / max(sums.num_tokens, 1.0)
         signs = guard.signs_of({**figures, "num_tokens": sums.num_tokens}, logged)
         skipped = guard.why_skip(
             self.guard_history,
-            loss=sums.loss,
+            loss=loss,
             gradient_norm=norm,
             expected=expected,
             signs=signs,
@@ -187,6 +201,8 @@ class Learner:
         scale = min(guard.step_scale(figures["ess"]), sums.rate)
         metrics = {
             **figures,
+            "loss": loss,
+            **text_figures(batch.text.samples, text.losses),
             "step_scale": scale,
             "step_moved": None,
             "num_divergent": 0,
@@ -205,7 +221,10 @@ class Learner:
             skipped,
             metrics,
             sample_rows(everything, **columns, log_prob_sum=current, denominator=counts),
-            pulls={item.key: found.scale / number for item, number in zip(experiences, counts, strict=False)},
+            pulls={
+                item.key: share * found.scale / number
+                for item, share, number in zip(experiences, shares, counts, strict=False)
+            },
             zeros={item.key: (item.reward or 0.0) - more for item, more in zip(experiences, above, strict=True)},
             log_ratios=dict(zip(keys, log_ratio_N.tolist(), strict=True)),
             signs={**(expected.comparable(norm) or guard.NO_NORMS)._asdict(), **signs},

@@ -23,7 +23,8 @@ from policy.routing import ABSENT, NO_REPLAY, Routing
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from contracts.records import Experience, Segment
+    from contracts.records import Segment
+    from pipelines.training.known.experiences import Segmented
     from policy.logprobs import TokenScorer, TokenScores
 
 
@@ -102,7 +103,7 @@ class PackedBatch:
 
 
 def micro_batches(
-    experiences: Sequence[Experience],
+    experiences: Sequence[Segmented],
     *,
     max_tokens: int,
     device: torch.device | str = "cpu",
@@ -122,7 +123,7 @@ def micro_batches(
 
 
 def packed_batches(
-    experiences: Sequence[Experience],
+    experiences: Sequence[Segmented],
     *,
     max_tokens: int,
     device: torch.device | str = "cpu",
@@ -149,7 +150,7 @@ def packed_batches(
     return [_packed(group, device, windowed=windowed) for group in groups]
 
 
-def rows_of(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
+def rows_of(experiences: Sequence[Segmented], routing: Routing) -> list[Row]:
     """One row per segment. `routing`: of the model that shall replay recorded experts."""
     return [
         Row(

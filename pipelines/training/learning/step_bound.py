@@ -25,7 +25,8 @@ from pipelines.training.known.experiences import row_lengths
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from contracts.records import Experience
+    from contracts.records import Segment
+    from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.working import MasterAdamW
 
 PROBED = 16
@@ -56,7 +57,13 @@ def stride(num_samples: int) -> int:
     return max(-(-num_samples // PROBED), 1)
 
 
-def windows(samples: Sequence[Experience], every: int) -> list[Experience]:
+class Window(NamedTuple):
+    """A part of a row, as micro-batches take it."""
+
+    segments: tuple[Segment, ...]
+
+
+def windows(samples: Sequence[Segmented], every: int) -> list[Window]:
     """A part of every so many samples: the first of the sampled tokens in the first of them, the last in the last.
 
     All parts together are one of `SHARE` tokens of the batch. Half of a part is the tokens before those that are measured. Recorded
@@ -67,7 +74,7 @@ def windows(samples: Sequence[Experience], every: int) -> list[Experience]:
     return [_window(item, (number + 0.5) / len(probed), length) for number, item in enumerate(probed)]
 
 
-def _window(item: Experience, place: float, length: int) -> Experience:
+def _window(item: Segmented, place: float, length: int) -> Window:
     segment = max(item.segments, key=lambda each: each.loss_mask.count(1))
     at = np.flatnonzero(np.frombuffer(segment.loss_mask, np.uint8) == 1)
     begin = max(min(int(at[int(place * len(at))]) - length // 2, len(segment.loss_mask) - length), 0)
@@ -82,7 +89,7 @@ def _window(item: Experience, place: float, length: int) -> Experience:
         expert_shape=None,
         support=b"",
     )
-    return replace(item, segments=(part,))
+    return Window((part,))
 
 
 @torch.no_grad()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pipelines.training.learning.loss import LossSums
     from pipelines.training.learning.masters import Checkpoint, Masters
     from pipelines.training.learning.step_bound import Taken
+    from pipelines.training.text.losses import TextLosses
+    from pipelines.training.text.samples import TextBatch
     from policy.routing import Routing
     from weights.tensors import Tensors
 
@@ -48,6 +50,15 @@ class GradientSums(NamedTuple):
     log_probs: list[float]
 
 
+class TextSums(NamedTuple):
+    """Of text whose gradient was computed."""
+
+    losses: TextLosses
+    expected_square: float
+    expected_length: float
+    """As in `LossSums`."""
+
+
 class TokenLogProbs(NamedTuple):
     """Of the sampled tokens of some samples, float32 [S]: the same order in both."""
 
@@ -69,6 +80,9 @@ class Trainee(Protocol):
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """Add to the gradient."""
+
+    def backward_text(self, batch: TextBatch) -> TextSums:
+        """Add the gradient of text, after that of answers."""
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before."""

@@ -7,6 +7,7 @@ without dropout, and dropout would add noise to the ratios.
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,18 @@ import torch
 from contracts.errors import InvalidSettings
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
 from pipelines.training.learning.figures import Stages
-from pipelines.training.learning.loss import LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
+from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
-from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
+from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
 from pipelines.training.learning.working import Pair, make_pairs
+from pipelines.training.text.losses import baseline_of, needs_anchor, text_losses
+from pipelines.training.text.samples import mismatched_rows, rows_of
+from policy.load import context_of
 from policy.logprobs import TokenScorer
 from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY, Routing, routing_of
@@ -35,8 +39,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from contracts.records import Experience
+    from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
+    from pipelines.training.text.samples import TextBatch
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
@@ -71,8 +77,8 @@ class WholeModel(TrainedParameters):
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self._correcting = Objective(settings.ratio_bound, 0.0)
         self._step_bound, self._recompute = settings.step_bound, settings.recompute
-        self._stepping: list[Experience] = []
-        """The samples of the gradient that is being accumulated."""
+        self._stepping: list[Segmented] = []
+        """What the step bound is measured on: the samples of the gradient that is being accumulated; without any, its text."""
         self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Of their tokens: the place of the sample among them, and the log-prob in the forward pass of the gradient."""
         self._stages = Stages()
@@ -98,9 +104,7 @@ class WholeModel(TrainedParameters):
         with self._stages.stage("forward"):
             plan = self._plan(batches, advantage_N, objective)
         for batch in batches:
-            self.scorer.recomputes = self._recompute == "always" or (
-                self._recompute == "auto" and batch.num_tokens > self.budget.current
-            )
+            self.scorer.recomputes = self._recomputes(batch)
             with self._stages.stage("forward"):
                 anchor_BT = None
                 if objective.kl_coefficient > 0 and self.reference is not None:
@@ -125,6 +129,64 @@ class WholeModel(TrainedParameters):
             self._passed.append((per_token(batch.sample_B + num_before, mask_BT), sums.tokens.current_S))
         with self._stages.stage("backward"):  # the host has not waited until here
             return GradientSums(LossSums.of(parts, objective), current_N.tolist())
+
+    def backward_text(self, batch: TextBatch) -> TextSums:
+        """As in `Trainee`. Pairs and thumbs take a forward pass before: how hard a row pulls depends on all of it, and on its other half.
+
+        The step bound is not measured on text beside answers: nobody samples it, so moving it far moves the policy little.
+        """
+        rows, most = rows_of(batch.samples), context_of(self.config) or sys.maxsize
+        mixed = [row for row in mismatched_rows(batch.samples) if row.num_tokens <= most]
+        with self._stages.stage("data"):
+            batches, others = self._micro_batches(rows), self._micro_batches(mixed)
+        anchor, baseline = [0.0] * len(rows), 0.0
+        current = anchor
+        if needs_anchor(batch.samples):
+            with self._stages.stage("forward"):
+                current, anchor = (self._row_sums(batches, len(rows), anchor=which) for which in (False, True))
+                baseline = baseline_of(*(self._row_sums(others, len(mixed), anchor=which) for which in (False, True)))
+        factor_N = torch.tensor(
+            text_losses(batch, current, anchor, baseline).factors, dtype=torch.float64, device=self.device
+        )
+        is_alone = not self._stepping
+        self._stepping += rows if is_alone else []
+        current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
+        for micro in batches:
+            self.scorer.recomputes = self._recomputes(micro)
+            with self._stages.stage("forward"), self._precision.computing():
+                log_probs_S, weight_S, row_S = _text_tokens(micro, micro.scored_by(self.scorer).log_probs_BT)
+            pull_S = factor_N[row_S] * weight_S
+            with self._stages.stage("backward"):
+                torch.autograd.backward((pull_S.to(log_probs_S.dtype) * log_probs_S).sum())
+            current_S = log_probs_S.detach().double()
+            length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
+            sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
+            current_N.index_add_(0, row_S, weight_S * current_S)
+            if is_alone:
+                self._passed.append((row_S, current_S))
+        losses = text_losses(batch, current_N.tolist(), anchor, baseline)
+        return TextSums(losses, *sums_K.tolist())
+
+    @torch.no_grad()
+    def _row_sums(self, batches: Sequence[MicroBatch | PackedBatch], num: int, *, anchor: bool) -> list[float]:
+        """The log-prob of each of `num` rows of text, tokens by weight: today's, or the anchor's."""
+        if anchor and self.reference is None:
+            raise InvalidSettings(
+                "[training] kl_coefficient: is 0, as is mismatch_samples: pairs and thumbs need the base policy"
+            )
+        found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
+        under = self.reference.log_probs(batches) if anchor and self.reference is not None else [None] * len(batches)
+        for batch, anchor_BT in zip(batches, under, strict=True):
+            with self._precision.computing():
+                log_probs_BT = batch.scored_by(self.scorer).log_probs_BT if anchor_BT is None else anchor_BT
+            log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
+            found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
+        return [float(value) for value in found_N]
+
+    def _recomputes(self, batch: MicroBatch | PackedBatch) -> bool:
+        """True if the backward pass computes the layers of a batch again."""
+        is_large = batch.num_tokens > self.budget.current
+        return self._recompute == "always" or (self._recompute == "auto" and is_large)
 
     def clip(self, max_norm: float) -> float:
         """As in `Trainee`."""
@@ -193,7 +255,7 @@ class WholeModel(TrainedParameters):
         """As in `Trainee`."""
         return self._stages.take()
 
-    def _micro_batches(self, experiences: Sequence[Experience]) -> Sequence[MicroBatch | PackedBatch]:
+    def _micro_batches(self, experiences: Sequence[Segmented]) -> Sequence[MicroBatch | PackedBatch]:
         """The rows, within the token budget."""
         batches = partial(packed_batches, windowed=self._windowed) if self._packs else micro_batches
         routing = self.routing if self._replays else NO_REPLAY
@@ -256,6 +318,15 @@ def _layout(batch: MicroBatch | PackedBatch) -> tuple[torch.Tensor | None, tuple
     if isinstance(batch, PackedBatch):
         return None, (batch.sequence_B, len(batch.packing.places))
     return batch.mask_BT, None
+
+
+def _text_tokens(
+    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
+    mask_BT = _layout(batch)[0]
+    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
+    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
 
 
 def _samples(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:

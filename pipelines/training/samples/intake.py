@@ -48,7 +48,12 @@ def why_uncorrected(fate: Fate, later: Experience) -> str:
     if fate.applied_now is None:
         return "unknown_reward"
     is_same = max(abs(worth(later) - fate.applied_now), abs(fate.owed(later.weight))) <= ROUNDING
-    return "same_reward" if is_same else ""
+    return "same_reward" if is_same and not is_new_edit(later, fate) else ""
+
+
+def is_new_edit(later: Experience, fate: Fate) -> bool:
+    """True if this revision of a trained sample has an edit, and none of it was learned before."""
+    return later.streams is not None and bool(later.streams.edit) and not fate.knows_edit
 
 
 class Intake:

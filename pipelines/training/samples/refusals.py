@@ -88,10 +88,16 @@ def _impossible_number(experience: Experience) -> str:
         "non_finite_reward": math.isfinite(reward) and math.isfinite(weight),
         "impossible_reward": abs(reward) <= MAX_NUMBER,
         "impossible_weight": 0 <= weight <= MAX_NUMBER and not (share and weight > MAX_NUMBER * share.credit),
+        "impossible_stream": all(0 <= each <= MAX_NUMBER for each in _stream_weights(experience)),
         "impossible_score": all(abs(number) <= MAX_NUMBER for number in numbers),
         "impossible_time": abs(experience.generated_at) <= LAST_TIME,
     }
     return _first_failed(checks)
+
+
+def _stream_weights(experience: Experience) -> tuple[float, ...]:
+    its = experience.streams
+    return () if its is None else (its.rl, its.ce, its.pair, its.thumb)
 
 
 def _refuse_origin(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:

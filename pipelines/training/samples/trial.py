@@ -204,7 +204,7 @@ class Trial:
         tried: StepResult | Failure
         try:
             weights = batch.weights(self._weights)
-            tried = self._learner.step(batch.samples, weights, held, batch.lessons, dry_run=dry_run)
+            tried = self._learner.step(batch.samples, weights, held, batch.lessons, text=batch.text, dry_run=dry_run)
         except MillraceError:
             raise
         except Exception as error:  # noqa: BLE001 whatever error a sample provokes must cost that sample only
@@ -269,10 +269,10 @@ class Trial:
 def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
     """Each sample with its pull in the whole batch: in a part of the batch, mean and deviation would be different."""
     samples = [
-        Batch([], [Lesson(item, row["advantage"], row["weight"] / row["denominator"])])
+        Lesson(item, row["advantage"], row["weight"] / row["denominator"])
         for item, row in zip(batch.samples, result.samples, strict=False)
     ]
-    return [*samples, *(Batch([], [lesson]) for lesson in batch.lessons)]
+    return Batch([], [*samples, *batch.lessons], batch.text).parts()
 
 
 def find_culprits(

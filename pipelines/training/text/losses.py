@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipelines.training.text.samples import Kind, TextSample, rows_of
+from pipelines.training.text.samples import Kind, TextBatch, TextSample
 
 BETA = 0.1
 """How far pairs and thumbs may move the policy from the anchor: trl's default of both."""
@@ -40,26 +40,22 @@ def needs_anchor(samples: Sequence[TextSample]) -> bool:
 
 
 def text_losses(
-    samples: Sequence[TextSample], current: Sequence[float], anchor: Sequence[float], baseline: float = 0.0
+    batch: TextBatch, current: Sequence[float], anchor: Sequence[float], baseline: float = 0.0
 ) -> TextLosses:
     """The losses and their slopes.
 
     Args:
-        samples: all text of the step.
+        batch: all text of the step, or a part of it.
         current: today's log-prob of each row of `rows_of`, nats: the sum over its tokens, each times its weight.
         anchor: the same under the anchor; zeros if `needs_anchor` says no.
         baseline: of the thumbs, see `baseline_of`.
     """
-    rows, counts = rows_of(samples), dict.fromkeys((item.kind for item in samples), 0.0)
-    places, place = [], 0
-    for item in samples:
-        places.append(place)
-        counts[item.kind] += rows[place].total if item.kind == "target" else 1.0
-        place += 2 if item.rejected_ids is not None else 1
-    values, factors = dict.fromkeys(counts, 0.0), [0.0] * len(rows)
+    values, factors = {item.kind: 0.0 for item in batch.samples}, [0.0] * len(current)
     margins: dict[str, list[float]] = {}
-    for item, at in zip(samples, places, strict=True):
-        share = item.weight / counts[item.kind]
+    after = 0
+    for item in batch.samples:
+        at, after = after, after + (1 if item.rejected_ids is None else 2)
+        share = item.weight / batch.counts[item.kind]
         if item.kind == "target":
             values["target"] -= share * current[at]
             factors[at] = -share

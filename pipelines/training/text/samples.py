@@ -8,11 +8,14 @@ thumb     that an answer is good, or bad                KTO against the anchor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from rapidfuzz.distance import Levenshtein
+
+from contracts.records import Segment, pack_floats, pack_ids
+from contracts.sampling import Sampling
 
 Kind = Literal["target", "pair", "thumb"]
 KEPT = 0.25
@@ -40,6 +43,35 @@ class TextSample:
     """Of a thumb."""
 
 
+@dataclass(frozen=True)
+class TextBatch:
+    """The text of a step, or of a part of it."""
+
+    samples: Sequence[TextSample] = ()
+    counts: Mapping[Kind, float] = field(default_factory=dict)
+    """What the loss of each kind is divided by: of targets the sum of their tokens' weights, of the others their number. It is counted once,
+    when a batch is drawn: what leaves the batch later makes it weaker, not the others stronger."""
+
+    @classmethod
+    def of(cls, samples: Sequence[TextSample]) -> TextBatch:
+        """A whole batch."""
+        counts: dict[Kind, float] = {}
+        for item in samples:
+            one = sum(item.token_weights) or float(len(item.chosen_ids)) if item.kind == "target" else 1.0
+            counts[item.kind] = counts.get(item.kind, 0.0) + one
+        return cls(samples, counts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[TextBatch]) -> TextBatch:
+        """Parts of one batch."""
+        return cls(
+            [item for part in parts for item in part.samples], next((each.counts for each in parts if each.counts), {})
+        )
+
+
+NO_TEXT = TextBatch()
+
+
 class TextRow(NamedTuple):
     """One sequence to score. Its figures are sums over the completion's tokens, each times its weight."""
 
@@ -48,9 +80,23 @@ class TextRow(NamedTuple):
     token_weights: tuple[float, ...]
 
     @property
-    def total(self) -> float:
-        """The sum of the tokens' weights."""
-        return sum(self.token_weights)
+    def num_tokens(self) -> int:
+        """Prompt included."""
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """As micro-batches take it: each token's weight stands where an answer has its logged log-prob."""
+        num_prompt, num = len(self.prompt_ids), len(self.completion_ids)
+        return (
+            Segment(
+                token_ids=pack_ids([*self.prompt_ids, *self.completion_ids]),
+                loss_mask=bytes(num_prompt) + b"\x01" * num,
+                logprobs=pack_floats([0.0] * num_prompt + [*self.token_weights]),
+                spans=(),
+                sampling=Sampling(temperature=1.0, max_tokens=num),
+            ),
+        )
 
 
 def token_weights(answer_ids: Sequence[int], edited_ids: Sequence[int]) -> tuple[float, ...]:

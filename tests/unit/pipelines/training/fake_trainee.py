@@ -21,7 +21,9 @@ from pipelines.training.learning.masters import Checkpoint, Masters
 from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import Taken
-from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
+from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
+from pipelines.training.text.losses import text_losses
+from pipelines.training.text.samples import TextBatch, rows_of
 from policy.logprobs import TokenScores
 from policy.routing import NO_REPLAY
 from tests.unit.pipelines.training.builders import VOCABULARY
@@ -65,6 +67,23 @@ class UnigramTrainee:
         loss.backward()  # type: ignore[no-untyped-call]
         found_N = torch.zeros(len(rows.experiences)).index_add_(0, batch.sample_B, log_probs_BT.detach().sum(-1))
         return GradientSums(LossSums.of([sums], objective), found_N.tolist())
+
+    def backward_text(self, batch: TextBatch) -> TextSums:
+        if not batch.samples:
+            return TextSums(text_losses(batch, [], []), 0.0, 0.0)
+        (rows,) = micro_batches(rows_of(batch.samples), max_tokens=10**9)
+        weight_BT = rows.behaviour_BT * rows.mask_BT
+
+        def row_sums(logits: torch.Tensor) -> torch.Tensor:
+            log_probs_V = torch.log_softmax(self.frozen_V + logits, -1)
+            found_B = (log_probs_V[rows.input_ids_BL[:, 1:]] * weight_BT).sum(-1)
+            return torch.zeros(len(found_B)).index_add(0, rows.sample_B, found_B)
+
+        current_N, anchor_N = row_sums(self.logits_V), row_sums(torch.zeros(VOCABULARY))
+        losses = text_losses(batch, current_N.tolist(), anchor_N.tolist())
+        (current_N * torch.tensor(losses.factors)).sum().backward()  # type: ignore[no-untyped-call]
+        length = sum(abs(factor) for factor in losses.factors)
+        return TextSums(losses, length**2, length)
 
     def clip(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_([self.logits_V], max_norm))

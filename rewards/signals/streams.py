@@ -1,0 +1,59 @@
+"""What an answer teaches besides its reward, by its task's [learning]: the text of an edit, or what users said of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from contracts.records import Signal, Streams
+from contracts.tasks import Task
+from contracts.tasks.learning import LearningRule
+from rewards.episode import UnpackedEpisode
+from rewards.rubric import WeightedVerdict
+
+
+def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> Streams | None:
+    """None: its reward alone teaches, as by default. Where no vote counts, no text does."""
+    rule = task.learning
+    if rule == LearningRule():
+        return None
+    found = Streams(rl=rule.rl, ce=rule.ce, pair=rule.pair, thumb=rule.thumb)
+    if not learned.is_heard:
+        return found
+    edit = edit_in(task, item.episode.signals) if rule.reads_edits else None
+    if edit is None:
+        middle = (task.reward.low + task.reward.high) / 2
+        said = [score for score in learned.scores if score.name in task.signals and score.weight > 0]
+        if not said or said[0].value is None:
+            return found
+        return replace(found, is_good=learned.verdict.fault != "model" and said[0].value > middle)
+    refused = why_unlearnable(item, edit)
+    return replace(found, refused=refused) if refused else replace(found, edit=edit)
+
+
+def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
+    """The newest text that a user made of the answer: a correction, or the value of a signal that means an edit."""
+    for signal in sorted(signals, key=lambda each: (each.at, each.id), reverse=True):
+        rule = task.signals.get(signal.name)
+        if rule is not None and signal.correction is not None:
+            return signal.correction
+        if rule is not None and rule.means == "edit" and isinstance(signal.value, str):
+            return signal.value
+    return None
+
+
+def why_unlearnable(item: UnpackedEpisode, edit: str) -> str:
+    """Why the text of an edit cannot stand in the answer's place; empty if it can.
+
+    Calls and reasoning are marks of the template, which the text of an answer does not contain.
+    """
+    if item.turn.provided is not None:
+        return "edit_of_provider"
+    if item.body.tool_calls:
+        return "edit_of_tool_call"
+    if item.body.reasoning:
+        return "edit_of_reasoning"
+    if not edit.strip():
+        return "empty_edit"
+    return "edit_equals_answer" if edit == item.body.text else ""
