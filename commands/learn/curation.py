@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,7 +36,9 @@ class Curated(NamedTuple):
     left_out: Counter[str]
 
 
-def curate(remarks: Sequence[Remark], tasks: Mapping[str, Task], sentinels: Collection[bytes], gone: Mapping[str, str]) -> Curated:
+def curate(
+    remarks: Sequence[Remark], tasks: Mapping[str, Task], sentinels: Collection[bytes], gone: Mapping[str, str]
+) -> Curated:
     """Choose what is learned.
 
     Args:
@@ -48,7 +50,12 @@ def curate(remarks: Sequence[Remark], tasks: Mapping[str, Task], sentinels: Coll
     rules = {name: task.curation.model_copy(update={"window_seconds": math.inf}) for name, task in tasks.items()}
     clusters = {name: Clusters(rule.topics) for name, rule in rules.items()}
     windows = {name: PromptWindow(rule) for name, rule in rules.items() if not rule.is_idle}
-    kept, left_out, said, decided = list[Remark](), Counter[str](), set[tuple[object, ...]](), dict[tuple[str, str], str | None]()
+    kept, left_out, said, decided = (
+        list[Remark](),
+        Counter[str](),
+        set[tuple[object, ...]](),
+        dict[tuple[str, str], str | None](),
+    )
     for remark in remarks:
         name, words = remark.record.task, words_of(remark.body.messages)
         lesson = (remark.prompt, remark.kind, hash_of(remark.chosen), remark.is_good, remark.person)
@@ -77,20 +84,18 @@ def is_held_out(remark: Remark) -> bool:
 
 def _refusal(remark: Remark, words: str, rule: CurationRule) -> str | None:
     texts = [remark.chosen, *([] if remark.rejected is None else [remark.rejected])]
-    whole = [*texts_in([remark.body.messages, remark.body.tool_calls]), *texts]
-    if not remark.chosen.strip() and not remark.body.tool_calls:
-        return "empty"
-    if remark.kind == "edit" and remark.rejected is not None and remark.chosen.strip() == remark.rejected.strip():
-        return "edit_is_the_answer"
-    if any(_GARBLED.search(text) for text in texts):
-        return "garbled"
-    if any(map(_has_secret, whole)):
-        return "secret"
-    if any(content.find_personal_data(text, rule.personal_data) for text in texts):
-        return "personal_data"
-    if content.repetition(remark.chosen) > _MOST_REPETITION:
-        return "repetitive_answer"
-    return content.refusal(rule, words, content.language_of(words) if rule.languages else "")
+    everything = [*texts_in([remark.body.messages, remark.body.tool_calls]), *texts]
+    is_edit = remark.kind == "edit" and remark.rejected is not None
+    rules: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("empty", lambda: not remark.chosen.strip() and not remark.body.tool_calls),
+        ("edit_is_the_answer", lambda: is_edit and remark.chosen.strip() == (remark.rejected or "").strip()),
+        ("garbled", lambda: any(map(_GARBLED.search, texts))),
+        ("secret", lambda: any(map(_has_secret, everything))),
+        ("personal_data", lambda: any(content.find_personal_data(text, rule.personal_data) for text in texts)),
+        ("repetitive_answer", lambda: content.repetition(remark.chosen) > _MOST_REPETITION),
+    )
+    own = next((name for name, is_broken in rules if is_broken()), None)
+    return own or content.refusal(rule, words, content.language_of(words) if rule.languages else "")
 
 
 @lru_cache(maxsize=4096)

@@ -44,7 +44,9 @@ def _outvoted(remarks: Sequence[Remark], edits: Sequence[int]) -> list[int]:
         by_prompt[remarks[place].prompt].append(place)
     found = list[int]()
     for places in by_prompt.values():
-        newest = {remarks[place].person: place for place in places}  # one voice for each person, and one for all without a name
+        newest = {
+            remarks[place].person: place for place in places
+        }  # one voice for each person, and one for all without a name
         if len(newest) < LEAST_VOTERS:
             continue
         voices = [*newest.values()][-_MOST_COMPARED:]
@@ -53,7 +55,10 @@ def _outvoted(remarks: Sequence[Remark], edits: Sequence[int]) -> list[int]:
             found += [place for place in places if remarks[place].chosen.strip() != text]
             continue
         near = {
-            place: median(kept_share(remarks[other].chosen, remarks[place].chosen) for other in voices if other != place) for place in voices
+            place: median(
+                kept_share(remarks[other].chosen, remarks[place].chosen) for other in voices if other != place
+            )
+            for place in voices
         }
         usual = median(near.values())
         out = {remarks[place].person for place, share in near.items() if share < usual - FURTHER}

@@ -17,7 +17,10 @@ def withdrawn(connection: Connection, completion_ids: Collection[str]) -> dict[s
     """Sample key to `erased` or `quarantined`, of answers from which nothing may be learned any more."""
     columns, ordered, found = generation.c, sorted(completion_ids), dict[str, str]()
     for start in range(0, len(ordered), _PAGE):
-        wanted = among(connection, columns.completion_id, ordered[start : start + _PAGE]), columns.state.in_(("erased", "quarantined"))
+        wanted = (
+            among(connection, columns.completion_id, ordered[start : start + _PAGE]),
+            columns.state.in_(("erased", "quarantined")),
+        )
         for row in connection.execute(select(columns.completion_id, columns.choice, columns.state).where(*wanted)):
             found[sample_key(row.completion_id, row.choice)] = row.state
     return found

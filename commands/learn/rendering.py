@@ -6,6 +6,7 @@ does it. Nothing that people wrote becomes a control token.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from commands.learn.selection import Remark
@@ -29,7 +30,9 @@ class Renderer:
         """`most_tokens`: of prompt and answer, beside the context. Raises InvalidSettings: the folder has no tokenizer or template."""
         self._template, answers = load_template(str(base)), AnswerTokenizer.of(base)
         if answers is None:
-            raise InvalidSettings(f"{base} has no tokenizer.json or generation_config.json, so no text can become tokens")
+            raise InvalidSettings(
+                f"{base} has no tokenizer.json or generation_config.json, so no text can become tokens"
+            )
         self._answers, self._has_own_tokens = answers, has_own_tokens
         self._most = min(most_tokens, self._template.context)
 
@@ -42,7 +45,10 @@ class Renderer:
         if body.tool_calls and (remark.kind == "edit" or not is_own):
             raise NotRendered("tool_call")
         if remark.kind == "edit":
-            chosen_ids, rejected_ids = self._ids(remark.chosen, answer_ids), answer_ids or self._ids(remark.rejected or "")
+            chosen_ids, rejected_ids = (
+                self._ids(remark.chosen, answer_ids),
+                answer_ids or self._ids(remark.rejected or ""),
+            )
         else:
             chosen_ids = answer_ids or self._ids(remark.chosen)
             rejected_ids = () if remark.rejected is None else self._ids(remark.rejected, answer_ids)
@@ -50,13 +56,19 @@ class Renderer:
             raise NotRendered("beyond_the_context")
         if chosen_ids == rejected_ids:
             raise NotRendered("edit_is_the_answer")
-        one = {"key": remark.record.key, "revision": remark.revision, "prompt_ids": prompt_ids, "chosen_ids": chosen_ids}
+        make = partial(
+            TextSample,
+            key=remark.record.key,
+            revision=remark.revision,
+            prompt_ids=prompt_ids,
+            chosen_ids=chosen_ids,
+        )
         if remark.kind == "thumb":
-            return [TextSample(kind="thumb", is_good=remark.is_good, **one)]
+            return [make(kind="thumb", is_good=remark.is_good)]
         weights = token_weights(rejected_ids, chosen_ids) if remark.kind == "edit" else ()
-        target = TextSample(kind="target", token_weights=weights, **one)
-        pair = TextSample(kind="pair", rejected_ids=rejected_ids, **one)
-        return {"accepted": [target], "pair": [pair]}.get(remark.kind, [target, pair])
+        wanted = {"accepted": ("target",), "pair": ("pair",)}.get(remark.kind, ("target", "pair"))
+        samples = (make(kind="target", token_weights=weights), make(kind="pair", rejected_ids=rejected_ids))
+        return [sample for sample in samples if sample.kind in wanted]
 
     def _prompt_ids(self, remark: Remark) -> Ids:
         try:

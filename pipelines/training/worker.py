@@ -252,7 +252,9 @@ class Trainer:
         self._settle(wait=True)
         self.publishing.wait()
         if self.publisher.is_behind:
-            raise Unavailable(f"version {self.state.version} is not in the weight store: the trainer sends it when it starts")
+            raise Unavailable(
+                f"version {self.state.version} is not in the weight store: the trainer sends it when it starts"
+            )
         self.publisher.offer(self.state.version, self.around.arms().get(CANDIDATE), f"{self.state.step} steps of text")
 
     def _publish(self) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from contracts.assignments import CANDIDATE
 from contracts.errors import Conflict, Unavailable
 from pipelines.training.process import background_threads, make_trainer
 from pipelines.training.state import BASE_VERSION, Fate
@@ -21,7 +21,6 @@ from pipelines.training.surroundings import take_lease
 from pipelines.training.text.samples import TextBatch
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Sequence
 
     import torch
@@ -49,28 +48,26 @@ class WarmStart(NamedTuple):
     loss_after: float
 
 
+class Texts(NamedTuple):
+    """What is learned, and what is only measured: training ends once its loss rises, with the weights of the epoch before."""
+
+    trained: Sequence[TextSample]
+    held_out: Sequence[TextSample]
+
+
 def learn_text(
-    settings: Settings,
-    training: TrainingSettings,
-    trained: Sequence[TextSample],
-    held_out: Sequence[TextSample],
-    keep: Callable[[], None],
-    stop: threading.Event,
-    *,
-    records_fates: bool,
+    settings: Settings, training: TrainingSettings, texts: Texts, keep: Callable[[], None], *, records_fates: bool
 ) -> WarmStart:
     """Train version 0 of a home on text, and publish it as the next version.
 
     Args:
         settings: of the home.
         training: how to learn; the adapter too.
-        trained: what is learned.
-        held_out: what is only measured: training ends once its loss rises, with the weights of the epoch before.
+        texts: of at least one sample to train.
         keep: called once, before anything is written: it writes the settings that the result needs.
-        stop: ends the wait for servers.
         records_fates: the samples' answers are in this home's ledger.
 
-    Raises LeaseHeld: a trainer runs. Conflict: the home has weights of its own. Unavailable: a server is away.
+    Raises LeaseHeld: a trainer runs. Conflict: the home was trained before, or training does not help. Unavailable: a server is away.
     """
     database = settings.database()
     lease = take_lease(settings, database, training.lease_seconds)
@@ -79,24 +76,26 @@ def learn_text(
         how = training.model_copy(
             update={"step_bound": math.inf, "mismatch_samples": max(training.mismatch_samples, 1)}
         )
-        trainer = make_trainer(settings, database, lease, stop, background, training=how)
+        trainer = make_trainer(settings, database, lease, threading.Event(), background, training=how)
         if trainer is None:
             raise Unavailable("a server is away")
         if trainer.state.version != BASE_VERSION or trainer.state.step:
             raise Conflict(f"{settings.home} was trained before: a warm start begins with version 0, in a new home")
         learner = trainer.learner
-        before = loss_of(learner, held_out)
+        before = loss_of(learner, texts.held_out)
         say(0, before)
-        best = epochs(learner, trained, held_out, before)
+        best = epochs(learner, texts, before)
         if not best.num_steps:
-            raise Conflict("the first epoch did not lower the held-out loss: nothing was written; try a lower [training] learning_rate")
+            raise Conflict(
+                "the first epoch did not lower the held-out loss: nothing was written; try a lower [training] learning_rate"
+            )
         if records_fates:
-            note_fates(trainer, trained)
+            note_fates(trainer, texts.trained)
         trainer.state.step += best.num_steps
-        trainer.state.unpublished_samples = len(trained)
+        trainer.state.unpublished_samples = len(texts.trained)
         keep()
         version = publish(trainer)
-    return WarmStart(version, best.num_steps, len(trained), best.num_epochs, before, best.loss)
+    return WarmStart(version, best.num_steps, len(texts.trained), best.num_epochs, before, best.loss)
 
 
 class Epochs(NamedTuple):
@@ -107,13 +106,12 @@ class Epochs(NamedTuple):
     loss: float
 
 
-def epochs(
-    learner: Learner, trained: Sequence[TextSample], held_out: Sequence[TextSample], before: float, *, most: int = MOST_EPOCHS
-) -> Epochs:
+def epochs(learner: Learner, texts: Texts, before: float) -> Epochs:
     """Train until the loss of the held-out text rises, and go back to the epoch before; without such text, one epoch."""
-    order, found, kept = list(trained), Epochs(0, 0, before), _weights_of(learner)
+    order, found, kept = list(texts.trained), Epochs(0, 0, before), _weights_of(learner)
+    held_out = texts.held_out
     shuffled, size = random.Random(SEED), learner.settings.batch_size  # noqa: S311 no secret
-    for number in range(1, (most if held_out else 1) + 1):
+    for number in range(1, (MOST_EPOCHS if held_out else 1) + 1):
         shuffled.shuffle(order)
         num_steps = found.num_steps
         for start in range(0, len(order), size):
@@ -133,7 +131,7 @@ def loss_of(learner: Learner, samples: Sequence[TextSample]) -> float:
     for start in range(0, len(samples), learner.settings.batch_size):
         part = samples[start : start + learner.settings.batch_size]
         figures = learner.step([], [], {}, text=TextBatch(part, counts), dry_run=True).metrics
-        total += sum(figures[f"text/{kind}_loss"] for kind in {sample.kind for sample in part})
+        total += sum(figures[f"text/{kind}_loss"] or 0.0 for kind in {sample.kind for sample in part})
     return total if samples else math.nan
 
 

@@ -86,7 +86,12 @@ def crowd(num_people: int = 200, each: int = 5) -> list[Remark]:
 def test_one_percent_of_malicious_editors_leave_nothing_behind(text: str) -> None:
     good = crowd()
     bad = [
-        remark(f"prompt {n}" if n < 2 else f"their {person}-{n}", f"{text} {n} {person}", good[0].rejected, person=f"evil{person}")
+        remark(
+            f"prompt {n}" if n < 2 else f"their {person}-{n}",
+            f"{text} {n} {person}",
+            good[0].rejected,
+            person=f"evil{person}",
+        )
         for person in range(2)
         for n in range(50)
     ]
@@ -99,7 +104,10 @@ def test_an_edit_against_everybody_elses_of_that_prompt_is_outvoted() -> None:
     answer = "a table for two at noon"
     agreed = [remark("one", f"{answer}.", answer, person=f"p{n}") for n in range(3)]
     other = remark("one", "a table for six at noon", answer, person="x")
-    alike = [remark("two", f"{answer}, {word}, thanks", answer, person=f"p{n}") for n, word in enumerate(("Lee", "Kim", "Ann"))]
+    alike = [
+        remark("two", f"{answer}, {word}, thanks", answer, person=f"p{n}")
+        for n, word in enumerate(("Lee", "Kim", "Ann"))
+    ]
     far = remark("two", "Buy gold now!", answer, person="y")
     mine = [remark(f"{name}-{n}", f"{answer}!", answer, person=name) for name in "xy" for n in range(3)]
     found, left_out = kept(*agreed, other, *alike, far, *mine)
@@ -110,7 +118,8 @@ def test_an_edit_against_everybody_elses_of_that_prompt_is_outvoted() -> None:
 def test_whoever_floods_with_plausible_edits_gets_a_share() -> None:
     good = crowd()
     flood = [
-        remark(f"their {n}", (good[0].rejected or "").replace("noon", "five"), good[0].rejected, person="flood") for n in range(500)
+        remark(f"their {n}", (good[0].rejected or "").replace("noon", "five"), good[0].rejected, person="flood")
+        for n in range(500)
     ]
     found, left_out = kept(*good, *flood)
     assert left_out == {"person_share": 485}

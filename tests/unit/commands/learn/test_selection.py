@@ -41,7 +41,12 @@ def found(log: LocalLog, since: float = 0.0, **bounds: Any) -> Selection:
 def test_each_kind_is_found_and_silence_teaches_nothing(log: LocalLog) -> None:
     edited, liked, disliked, taken, refused, rewarded, silent = (answered(f"prompt {n}") for n in range(7))
     say(log, GENERATIONS, edited, liked, disliked, taken, refused, rewarded, silent, taken)
-    say(log, SIGNALS, a_signal(edited, "edited", '{"party": 4}', submitter=Submitter(id="bea")), a_signal(edited, value=False))
+    say(
+        log,
+        SIGNALS,
+        a_signal(edited, "edited", '{"party": 4}', submitter=Submitter(id="bea")),
+        a_signal(edited, value=False),
+    )
     say(log, SIGNALS, a_signal(liked, "rated", "up"), a_signal(disliked, "rated", "down"), a_signal(taken))
     say(log, SIGNALS, a_signal(refused, value=False))
     say(log, EXPERIENCES, reward(rewarded, 0.9), reward(rewarded, 0.7, 0), reward(silent, 0.2))
