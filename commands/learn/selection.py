@@ -64,18 +64,21 @@ class Heard:
 
     signals: dict[str, Signal] = field(default_factory=dict)
     """By id; None of them was taken back."""
-    reward: Experience | None = None
-    """The newest revision."""
+    revision: int = 0
+    """Of the newest reward."""
+    reward: float | None = None
 
-    def add(self, record: Signal | Experience) -> None:
-        """Take a record into account. Delivery is at least once."""
-        if isinstance(record, Experience):
-            if self.reward is None or record.revision >= self.reward.revision:
-                self.reward = replace(record, segments=())
-        elif record.retracted:
-            self.signals.pop(record.id, None)
+    def hear(self, said: Signal) -> None:
+        """Take a signal into account, or its retraction. Delivery is at least once."""
+        if said.retracted:
+            self.signals.pop(said.id, None)
         else:
-            self.signals[record.id] = record
+            self.signals[said.id] = said
+
+    def pay(self, scored: Experience) -> None:
+        """Take a reward into account; the newest revision counts."""
+        if scored.revision >= self.revision:
+            self.revision, self.reward = scored.revision, scored.reward
 
 
 @dataclass
@@ -92,10 +95,12 @@ def select(log: EventLog, tasks: Mapping[str, Task], since: float, *, most: int 
     found, newest = Selection(), list[tuple[float, int, Remark]]()
     for partition in sorted(log.ends(GENERATIONS)):
         heard: dict[str, Heard] = defaultdict(Heard)
-        for kind, topic in ((Signal, SIGNALS), (Experience, EXPERIENCES)):
-            for key, value in _values(log, topic, partition):
-                if (said := _decoded(kind, value, found.left_out)) is not None:
-                    heard[key].add(said)
+        for key, value in _values(log, SIGNALS, partition):
+            if (said := _decoded(Signal, value, found.left_out)) is not None:
+                heard[key].hear(said)
+        for key, value in _values(log, EXPERIENCES, partition):
+            if (scored := _decoded(Experience, value, found.left_out)) is not None:
+                heard[key].pay(scored)
         for key, value in _values(log, GENERATIONS, partition):
             found.num_answers += 1
             about = heard.pop(key, None)
@@ -140,12 +145,17 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
 def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Task) -> Iterator[Remark]:
     """What one answer teaches. An edit says more than a vote: where there is one, it alone counts."""
     signals = sorted(about.signals.values(), key=lambda item: (item.at, item.id))
-    revision = about.reward.revision if about.reward is not None else 0
     edits = [signal for signal in signals if signal.submitter.kind in _EDITORS and edit_in(task, [signal]) is not None]
     if edits:
         text, person = edit_in(task, edits[-1:]) or "", _person(edits[-1], record)
         yield Remark(
-            record=record, body=body, kind="edit", chosen=text, rejected=body.text, person=person, revision=revision
+            record=record,
+            body=body,
+            kind="edit",
+            chosen=text,
+            rejected=body.text,
+            person=person,
+            revision=about.revision,
         )
         return
     votes = [(signal, share) for signal in signals if (share := _share_of(signal, task)) is not None]
@@ -155,14 +165,14 @@ def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Tas
     if decisive is not None:
         signal, share = decisive
         person, is_thumb = _person(signal, record), task.signals[signal.name].means == "thumbs"
-    if about.reward is not None and about.reward.reward is not None and not is_thumb:
-        share = (about.reward.reward - task.reward.low) / (task.reward.high - task.reward.low)
+    if about.reward is not None and not is_thumb:
+        share = (about.reward - task.reward.low) / (task.reward.high - task.reward.low)
     if share is None or BAD < share < GOOD:
         return
     is_good = share >= GOOD
     kind: Kind = "thumb" if is_thumb else "accepted" if is_good else "refused"
     yield Remark(
-        record=record, body=body, kind=kind, chosen=body.text, is_good=is_good, person=person, revision=revision
+        record=record, body=body, kind=kind, chosen=body.text, is_good=is_good, person=person, revision=about.revision
     )
 
 

@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from contracts.errors import Conflict, Unavailable
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.process import background_threads, make_trainer
 from pipelines.training.state import BASE_VERSION, Fate
 from pipelines.training.surroundings import take_lease
@@ -119,9 +120,11 @@ def epochs(learner: Learner, texts: Texts, before: float) -> Epochs:
         loss = loss_of(learner, held_out)
         say(number, loss)
         if not loss < found.loss and held_out:
-            learner.trainee.put((kept, {}))
             break
         found, kept = Epochs(number, num_steps, loss), _weights_of(learner)
+    # What was ordinary for text, and where it was going, says nothing about rewards.
+    learner.trainee.put((kept, {}))
+    learner.guard_history = GuardHistory([], {})
     return found
 
 
