@@ -52,6 +52,17 @@ def test_a_mistake_is_named_by_file_and_line(tmp_path: Path, old: str, new: str,
         load(tmp_path, GOOD.replace(old, new, 1))
 
 
+def test_what_is_learned_besides_rewards_changes_no_score_and_cannot_be_nothing(tmp_path: Path) -> None:
+    load(tmp_path, GOOD)
+    [plain] = load_tasks((tmp_path / "task.toml",)).values()
+    assert (plain.learning.rl, plain.learning.reads_edits) == (1.0, False)
+    load(tmp_path, f"{GOOD}\n[learning]\nrl = 0\nce = 1\npair = 0.5\n")
+    [edits] = load_tasks((tmp_path / "task.toml",)).values()
+    assert (edits.learning.reads_edits, edits.hash) == (True, plain.hash)
+    with pytest.raises(InvalidTask, match=r"task\.toml:\d+: .*every stream is off"):
+        load(tmp_path, f"{GOOD}\n[learning]\nrl = 0\n")
+
+
 def test_broken_toml_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask, match=r"task\.toml: .*line 2"):
         load(tmp_path, "\nname = t t\n")

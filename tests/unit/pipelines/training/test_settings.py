@@ -5,6 +5,7 @@ import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
+from contracts.tasks.learning import LearningRule
 from pipelines.training.settings import CORRECTION_SECONDS, TrainingSettings
 from runtime.settings import make_section
 from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
@@ -53,6 +54,14 @@ def test_the_horizon_covers_every_window_and_corrections_of_it() -> None:
     assert TrainingSettings(horizon_seconds=month).for_tasks([slow]).horizon_seconds == month
     with pytest.raises(InvalidSettings, match=r"horizon_seconds: 100 is shorter than the longest window"):
         TrainingSettings(horizon_seconds=100.0).for_tasks([slow])
+
+
+@pytest.mark.parametrize("stream", ["pair", "thumb"])
+def test_text_that_is_compared_with_the_base_policy_needs_one(stream: str) -> None:
+    compares = task(0.0, 1.0).model_copy(update={"learning": LearningRule(**{stream: 1.0})})
+    assert TrainingSettings(kl_coefficient=0.0).for_tasks([compares]).mismatch_samples
+    with pytest.raises(InvalidSettings, match=r"kl_coefficient: it is 0, .*task 't' .*raise one of them"):
+        TrainingSettings(kl_coefficient=0.0, mismatch_samples=0).for_tasks([compares])
 
 
 def test_an_empty_range_is_refused_with_what_to_do() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
-from contracts.records import Experience, pack_floats
+from contracts.records import Experience, Streams, pack_floats
 from pipelines.training.checkpoints import bundles
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
 from pipelines.training.checkpoints.bundles import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
@@ -209,10 +209,10 @@ def test_a_sample_that_raises_or_gives_no_number_does_so_again(
 def test_rewards_that_jumped_are_found_again_without_weights(world: World) -> None:
     trainer = world.start()
     for step in range(4):
-        world.add_random(8, seed=step, reward=1.0)
+        world.add_random(8, seed=step, reward=1.0, streams=Streams(ce=1.0, edit="a user wrote this"))
         trainer.turn()
     for step in range(4, 7):
-        world.add_random(8, seed=step, reward=0.0)
+        world.add_random(8, seed=step, reward=0.0, streams=Streams(ce=1.0, edit="a user wrote this"))
         trainer.turn()
     places = list((world.settings.home / "bundles").iterdir())
     assert len(places) == 3
@@ -222,6 +222,7 @@ def test_rewards_that_jumped_are_found_again_without_weights(world: World) -> No
         assert found.is_same
         assert [item.name for item in found.parts[0].figures if item.name.endswith("surprise")]
         assert all(not part.token_ids for item in found.bundle.batch for part in item.segments)
+        assert "a user wrote this" not in (place / BUNDLE).read_text()
 
 
 def step_in(place: Path) -> StepBundle:

@@ -18,6 +18,7 @@ from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecor
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.samples.trial import Plan
 from pipelines.training.state import Fate
+from pipelines.training.text.samples import TextBatch, TextSample
 from tests.unit.pipelines.training.builders import random_experience
 from tests.worlds.hostile_files import HOSTILE_FILES
 
@@ -33,7 +34,10 @@ def folder(tmp_path: Path) -> Path:
 def a_plan(step: int) -> Plan:
     random = np.random.default_rng(step)
     sample, again = random_experience(random), random_experience(random, revision=2)
-    batch = Batch([sample], [Lesson(again, 0.5, 0.25, owed=0.125)])
+    edit = TextSample(
+        key=sample.key, revision=0, kind="pair", prompt_ids=(1, 2), chosen_ids=(3, 4), rejected_ids=(5,), weight=0.5
+    )
+    batch = Batch([sample], [Lesson(again, 0.5, 0.25, owed=0.125)], TextBatch.of([edit]))
     weights = {sample.key: 0.75}
     return Plan(epoch=1, step=step, at=3.0, batch=batch, weights=weights, max_tokens=64, num_threads=1)
 

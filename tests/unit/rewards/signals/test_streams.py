@@ -1,0 +1,88 @@
+"""What an answer teaches besides its reward, as the reward worker sends it."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from contracts.records import Experience, GenerationBody, Provided, Signal, Streams, pack_body
+from contracts.tasks import Task
+from runtime.database import Database
+from tests.fakes import BOOKING_TASK, a_generation, a_signal
+from tests.unit.rewards.test_worker import score
+
+RIGHT, WRONG = '{"party":2}', '{"party":3}'
+
+
+def a_task(**learning: float) -> Task:
+    return Task.model_validate(BOOKING_TASK.model_dump(exclude_unset=True) | {"learning": learning})
+
+
+EDITS = a_task(ce=1.0, pair=0.5)
+
+
+def sent(database: Database, task: Task, *said: dict[str, Any], text: str = WRONG, **changes: Any) -> Streams | None:
+    turn = a_generation(text, **changes)
+    signals = [replace(a_signal(turn, at=turn.finished_at + place), **each) for place, each in enumerate(said, 1)]
+    return one(database, task, turn, *signals).streams
+
+
+def one(database: Database, task: Task, turn: Any, *signals: Signal) -> Experience:
+    (experience,), _ = score(database, turn, *signals, task=task)
+    return experience
+
+
+def edited(text: str) -> dict[str, Any]:
+    return {"name": "edited", "value": text, "correction": text, "id": f"edit {text}"}
+
+
+def test_by_default_a_reward_alone_teaches(database: Database) -> None:
+    assert sent(database, BOOKING_TASK, edited(RIGHT)) is None
+
+
+def test_an_experience_carries_the_newest_edit_and_the_weights_of_its_task(database: Database) -> None:
+    assert sent(database, EDITS, edited("{}"), edited(RIGHT)) == Streams(ce=1.0, pair=0.5, edit=RIGHT)
+    assert sent(database, a_task(rl=0.0, ce=1.0), edited(RIGHT)) == Streams(rl=0.0, ce=1.0, edit=RIGHT)
+
+
+def test_any_signal_may_carry_a_correction(database: Database) -> None:
+    assert sent(database, EDITS, {"correction": RIGHT}) == Streams(ce=1.0, pair=0.5, edit=RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("edit", "body", "provided", "reason"),
+    [
+        (" \n", {}, None, "empty_edit"),
+        (WRONG, {}, None, "edit_equals_answer"),
+        (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, None, "edit_of_tool_call"),
+        (RIGHT, {"reasoning": "hm"}, None, "edit_of_reasoning"),
+        (RIGHT, {}, Provided(origin="openai", may_train=True), "edit_of_provider"),
+    ],
+)
+def test_text_that_cannot_stand_in_the_answers_place_is_refused_by_name(
+    database: Database, edit: str, body: dict[str, Any], provided: Provided | None, reason: str
+) -> None:
+    turn = a_generation(WRONG)
+    told: GenerationBody = replace(turn.open(), **body)
+    turn = replace(turn, body=pack_body(told), provided=provided)
+    streams = one(database, EDITS, turn, replace(a_signal(turn), **edited(edit))).streams
+    assert streams == Streams(ce=1.0, pair=0.5, refused=reason)
+
+
+def test_what_users_say_of_an_answer_is_a_thumb_unless_somebody_edited_it(database: Database) -> None:
+    task = a_task(thumb=1.0, ce=1.0)
+    found = [sent(database, task, {"value": value}, text=RIGHT) for value in (True, False)]
+    assert [item.is_good for item in found if item] == [True, False]
+    assert sent(database, task, {"value": True}, edited(RIGHT)) == Streams(thumb=1.0, ce=1.0, edit=RIGHT)
+    assert sent(database, task) == Streams(thumb=1.0, ce=1.0)
+    # A gate says that the model failed, whatever a user liked.
+    refused = sent(database, task, {"value": True}, text="nonsense")
+    assert refused is not None
+    assert refused.is_good is False
+
+
+def test_where_no_vote_counts_no_text_does(database: Database) -> None:
+    asking = {"probability": 0.5, "signals": ["edited"]}
+    task = Task.model_validate(EDITS.model_dump(exclude_unset=True) | {"asking": asking, "silence": "renormalise"})
+    found = sent(database, task, edited(RIGHT), ask_probability=1e-9)
+    assert found == Streams(ce=1.0, pair=0.5)
