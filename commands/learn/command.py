@@ -1,7 +1,7 @@
 """`millrace learn --from-log`: a warm start of a base policy on what the log holds, as version 1 of a home.
 
-In: the log and the ledger of a home. Out: a table of what is learned and why the rest is not; version 1 in the weight store, offered to the gate as
-any version. Waits for: the device. Until the training has ended, an interruption leaves no version and no weights behind.
+In: the log and the ledger of a home. Out: a table that names all that is learned, and why the rest is not; version 1 in the weight store, offered
+to the gate as any version. Waits for: the device. Until the training has ended, an interruption leaves no version and no weights behind.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _prepared(settings: Settings, sections: dict[str, Section], training: Traini
 
 
 def _train(settings: Settings, training: TrainingSettings, lessons: Lessons, *, records_fates: bool) -> None:
-    from pipelines.training.text.warm_start import Texts, learn_text  # noqa: PLC0415 torch takes seconds
+    from pipelines.training.warm_start import Texts, learn_text  # noqa: PLC0415 torch takes seconds
 
     def keep() -> None:
         if training.adapter is not None:

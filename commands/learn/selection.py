@@ -26,7 +26,7 @@ from rewards.signals.streams import edit_in
 Kind = Literal["edit", "accepted", "pair", "thumb", "refused"]
 MOST_REMARKS = 100_000
 GOOD, BAD = 0.9, 0.1
-"""Shares of what a signal or a reward can give: from here on an answer is accepted, or refused."""
+"""Shares of the range of a signal or a reward: from here on an answer is accepted, or refused."""
 ANONYMOUS = "anonymous"
 _PAGE = 1000
 _LEARNED = frozenset(("user", "imported"))
@@ -205,7 +205,7 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def _share_of(signal: Signal, task: Task) -> float | None:
-    """What a signal is worth, as a share of what it can be worth; None: nothing."""
+    """What a signal is worth, as a share of its range; None: nothing."""
     rule = task.signals.get(signal.name)
     if rule is None or rule.depends_on_answer or not rule.takes(signal.value):
         return None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipelines.training import repository
+from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.surroundings import retried, take_lease
+from pipelines.training.surroundings import retried
+from runtime.lease import Lease
 from runtime.settings import load_section, load_settings
 
 if TYPE_CHECKING:
@@ -13,6 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.training.samples.lost_positions import SkipTo
+    from runtime.database import Database
+    from runtime.settings import Settings
+
+_NO_EPOCH = 2**31 - 1
 
 
 def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) -> None:
@@ -35,3 +42,11 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
             learn(settings, database, lease, stop)
         else:
             skip(settings, database, lease, stop, start_from)
+
+
+def take_lease(settings: Settings, database: Database, lifetime: float) -> Lease:
+    """The lease of the settings' policy. `lifetime`: seconds. Raises LeaseHeld: another trainer is running; Unavailable."""
+    with database.snapshot() as connection:
+        known = repository.highest_epoch(connection, settings.policy, before=_NO_EPOCH)
+    floor = max(known, highest_epoch(settings.checkpoints))
+    return Lease.acquire(database, settings.policy, floor=floor, lifetime=lifetime)

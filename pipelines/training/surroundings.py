@@ -11,10 +11,7 @@ import structlog
 from contracts import assignments
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
-from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.repository import CONSUMER_GROUP
-from pipelines.training.repository import highest_epoch as highest_known
-from runtime.lease import Lease
 from runtime.metrics import WAITS
 from runtime.operations import step_done
 from runtime.worker import RETRY_SECONDS
@@ -26,13 +23,13 @@ if TYPE_CHECKING:
     from contracts.event_log import EventLog
     from pipelines.training.settings import TrainingSettings
     from runtime.database import Database
+    from runtime.lease import Lease
     from runtime.settings import Settings
     from weights.stores.store import WeightStore
     from weights.versions.signing import Keyring, Signer
 
 log = structlog.get_logger()
 
-_NO_EPOCH = 2**31 - 1
 Clock = Callable[[], float]
 Result = TypeVar("Result")
 
@@ -64,14 +61,6 @@ class Surroundings(NamedTuple):
         """The assignments of the lease's policy, read now."""
         with self.database.snapshot() as connection:
             return assignments.read(connection, self.lease.policy)
-
-
-def take_lease(settings: Settings, database: Database, lifetime: float) -> Lease:
-    """The lease of the settings' policy. `lifetime`: seconds. Raises LeaseHeld: another trainer is running; Unavailable."""
-    with database.snapshot() as connection:
-        known = highest_known(connection, settings.policy, before=_NO_EPOCH)
-    floor = max(known, highest_epoch(settings.checkpoints))
-    return Lease.acquire(database, settings.policy, floor=floor, lifetime=lifetime)
 
 
 def wall_for_ages(wall: Clock, monotonic: Clock) -> Clock:

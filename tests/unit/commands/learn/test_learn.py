@@ -32,7 +32,7 @@ from weights.stores.opening import open_weight_store
 from weights.tensors import read_safetensors
 
 POLICY = "reservations"
-PLANTED = "AKIAIOSFODNN7EXAMPLE"
+PLANTED = "AKIA" + "IOSFODNN7EXAMPLE"
 
 
 def make_home(folder: Path, base: Path = BASE) -> Settings:

@@ -15,10 +15,10 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from contracts.errors import Conflict, Unavailable
+from pipelines.training.__main__ import take_lease
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.process import background_threads, make_trainer
 from pipelines.training.state import BASE_VERSION, Fate
-from pipelines.training.surroundings import take_lease
 from pipelines.training.text.samples import TextBatch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pipelines.training.worker import Trainer
     from runtime.settings import Settings
 
-MOST_EPOCHS = 8
+MOST_EPOCHS = 16
 SEED = 1
 REASON = "text"
 """Of `trained`: what was learned is text, without a ratio."""
@@ -99,7 +99,7 @@ def learn_text(
     return WarmStart(version, best.num_steps, len(texts.trained), best.num_epochs, before, best.loss)
 
 
-class Epochs(NamedTuple):
+class TrainedEpochs(NamedTuple):
     """Where training ended. `loss`: of the held-out text under the weights that are left."""
 
     num_epochs: int
@@ -107,9 +107,9 @@ class Epochs(NamedTuple):
     loss: float
 
 
-def epochs(learner: Learner, texts: Texts, before: float) -> Epochs:
+def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
     """Train until the loss of the held-out text rises, and go back to the epoch before; without such text, one epoch."""
-    order, found, kept = list(texts.trained), Epochs(0, 0, before), _weights_of(learner)
+    order, found, kept = list(texts.trained), TrainedEpochs(0, 0, before), _weights_of(learner)
     held_out = texts.held_out
     shuffled, size = random.Random(SEED), learner.settings.batch_size  # noqa: S311 no secret
     for number in range(1, (MOST_EPOCHS if held_out else 1) + 1):
@@ -121,7 +121,7 @@ def epochs(learner: Learner, texts: Texts, before: float) -> Epochs:
         say(number, loss)
         if not loss < found.loss and held_out:
             break
-        found, kept = Epochs(number, num_steps, loss), _weights_of(learner)
+        found, kept = TrainedEpochs(number, num_steps, loss), _weights_of(learner)
     # What was ordinary for text, and where it was going, says nothing about rewards.
     learner.trainee.put((kept, {}))
     learner.guard_history = GuardHistory([], {})
