@@ -6,11 +6,14 @@ to the gate as any version. Waits for: the device. Until the training has ended,
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import structlog
 import typer
 
 from commands import options
@@ -133,6 +136,11 @@ def _prepared(settings: Settings, sections: dict[str, Section], training: Traini
 
 def _train(settings: Settings, training: TrainingSettings, lessons: Lessons, *, records_fates: bool) -> None:
     from pipelines.training.warm_start import Texts, learn_text  # noqa: PLC0415 torch takes seconds
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
     def keep() -> None:
         if training.adapter is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from contracts.errors import Conflict, Unavailable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 MOST_EPOCHS = 16
 SEED = 1
+_SAY_SECONDS = 10.0
 REASON = "text"
 """Of `trained`: what was learned is text, without a ratio."""
 
@@ -59,44 +61,55 @@ class Texts(NamedTuple):
 def learn_text(
     settings: Settings, training: TrainingSettings, texts: Texts, keep: Callable[[], None], *, records_fates: bool
 ) -> WarmStart:
-    """Train version 0 of a home on text, and publish it as the next version.
-
-    Args:
-        settings: of the home.
-        training: how to learn; the adapter too.
-        texts: of at least one sample to train.
-        keep: called once, before anything is written: it writes the settings that the result needs.
-        records_fates: the samples' answers are in this home's ledger.
+    """Train version 0 of a home on text, and publish it as the next version. `training`: how to learn; else as `teach`.
 
     Raises LeaseHeld: a trainer runs. Conflict: the home was trained before, or training does not help. Unavailable: a server is away.
     """
     database = settings.database()
     lease = take_lease(settings, database, training.lease_seconds)
     with lease.kept_alive(), background_threads() as background:
-        # No user's sample was drawn from the policy as it is now: nothing bounds a step but the held-out loss. Pairs and thumbs need the base.
-        how = training.model_copy(
-            update={"step_bound": math.inf, "mismatch_samples": max(training.mismatch_samples, 1)}
-        )
+        # No user's answer was drawn from the policy as it is now, so no step is too long for its ratio. Pairs and thumbs need the base.
+        more = {"step_bound": math.inf, "mismatch_samples": max(training.mismatch_samples, 1)}
+        how = training.model_copy(update=more)
         trainer = make_trainer(settings, database, lease, threading.Event(), background, training=how)
         if trainer is None:
             raise Unavailable("a server is away")
-        if trainer.state.version != BASE_VERSION or trainer.state.step:
-            raise Conflict(f"{settings.home} was trained before: a warm start begins with version 0, in a new home")
-        learner = trainer.learner
-        before = loss_of(learner, texts.held_out)
-        say(0, before)
-        best = epochs(learner, texts, before)
-        if not best.num_steps:
-            raise Conflict(
-                "the first epoch did not lower the held-out loss: nothing was written; try a lower [training] learning_rate"
-            )
-        if records_fates:
-            note_fates(trainer, texts.trained)
-        trainer.state.step += best.num_steps
-        trainer.state.unpublished_samples = len(texts.trained)
-        keep()
-        version = publish(trainer)
-    return WarmStart(version, best.num_steps, len(texts.trained), best.num_epochs, before, best.loss)
+        return teach(trainer, texts, keep, records_fates=records_fates)
+
+
+def teach(trainer: Trainer, texts: Texts, keep: Callable[[], None] = lambda: None, *, records_fates: bool) -> WarmStart:
+    """Train, then publish.
+
+    Args:
+        trainer: has restored its state, and begun no epoch.
+        texts: of at least one sample to train.
+        keep: called once, before anything is written: it writes the settings that the result needs.
+        records_fates: the samples' answers are in this home's ledger.
+
+    Raises Conflict, Unavailable: as `learn_text`.
+    """
+    state, learner = trainer.state, trainer.learner
+    if state.version != BASE_VERSION or state.step:
+        raise Conflict(f"{trainer.around.settings.home} was trained before: a warm start needs a new home")
+    before = loss_of(learner, texts.held_out)
+    say(0, before)
+    best = epochs(learner, texts, before)
+    if not best.num_steps:
+        raise Conflict(
+            "the first epoch did not lower the held-out loss: nothing was written; try a lower [training] learning_rate"
+        )
+    if records_fates:
+        note_fates(trainer, texts.trained)
+    state.step, state.unpublished_samples = best.num_steps, len(texts.trained)
+    keep()
+    try:
+        # These weights are no version yet, so a trainer that finds their checkpoint cuts one.
+        trainer.restored = trainer.restored._replace(version=None)
+        trainer.begin()
+        trainer.publish()
+    finally:
+        trainer.close()
+    return WarmStart(state.version, best.num_steps, len(texts.trained), best.num_epochs, before, best.loss)
 
 
 class TrainedEpochs(NamedTuple):
@@ -115,8 +128,12 @@ def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
     for number in range(1, (MOST_EPOCHS if held_out else 1) + 1):
         shuffled.shuffle(order)
         num_steps = found.num_steps
+        said_at = time.monotonic()
         for start in range(0, len(order), size):
             num_steps += not learner.step([], [], {}, text=TextBatch.of(order[start : start + size])).skipped
+            if time.monotonic() > said_at + _SAY_SECONDS:
+                said_at = time.monotonic()
+                print(f"epoch {number}: {start + size:,} of {len(order):,} samples", flush=True)  # noqa: T201 progress
         loss = loss_of(learner, held_out)
         say(number, loss)
         if not loss < found.loss and held_out:
@@ -144,18 +161,6 @@ def note_fates(trainer: Trainer, samples: Sequence[TextSample]) -> None:
         if sample.key not in trainer.state.fates:
             trainer.state.fates[sample.key] = Fate(sample.revision, "trained", REASON)
             trainer.state.note(sample.key)
-
-
-def publish(trainer: Trainer) -> int:
-    """Make the weights durable, cut the next version of them, and offer it. Raises Unavailable: the next trainer does what is left."""
-    # These weights are no version yet, so a trainer that finds their checkpoint cuts one.
-    trainer.restored = trainer.restored._replace(version=None)
-    try:
-        trainer.begin()
-        trainer.publish()
-    finally:
-        trainer.close()
-    return trainer.state.version
 
 
 def say(epoch: int, loss: float) -> None:

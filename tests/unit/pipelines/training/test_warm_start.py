@@ -1,0 +1,91 @@
+"""A warm start on a tiny policy: what is learned, what stops it, and what a crash leaves."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contracts.assignments import CANDIDATE, LIVE
+from contracts.errors import Conflict
+from pipelines.training.text.samples import TextSample
+from pipelines.training.warm_start import Texts, epochs, loss_of, teach
+from tests.unit.pipelines.training.text.test_golden_trl_text import random_text
+from tests.unit.pipelines.training.world import CrashAt, CrashError, World, a_home, named, states, weights_of
+
+
+def text(num: int, seed: int, **changes: Any) -> list[TextSample]:
+    """Answers to random prompts that all say the same."""
+    random = np.random.default_rng(seed)
+    return [random_text(random, "target", **({"chosen_ids": (3, 4, 5, 1)} | changes)) for _ in range(num)]
+
+
+TEXTS = Texts(text(8, seed=1), text(4, seed=2))
+quick = a_home(learning_rate=1e-2, batch_size=8, publish_samples=1)
+
+
+@quick
+def test_text_becomes_version_1_and_is_told_to_the_ledger(world: World) -> None:
+    trainer = world.make()
+    found = teach(trainer, TEXTS, records_fates=True)
+    assert (found.version, found.num_samples, world.arm(CANDIDATE)) == (1, 8, 1)
+    assert found.loss_after < 0.9 * found.loss_before
+    assert loss_of(trainer.learner, TEXTS.held_out) == pytest.approx(found.loss_after)
+    assert states(world) == {("trained", "text"): 8}
+    assert {version for *_, version in world.ledger().values()} == {1}
+    assert world.store.manifest("tiny", 1).num_samples == 8
+    with pytest.raises(Conflict, match="was trained before"):
+        teach(world.make(), TEXTS, records_fates=True)
+
+
+@quick
+def test_the_trainer_goes_on_from_it(world: World) -> None:
+    teach(world.make(), TEXTS, records_fates=False)
+    world.accept()
+    assert (world.arm(LIVE), states(world)) == (1, {})
+    trainer = world.start()
+    assert trainer.state.version == 1
+    world.add_random(8)
+    world.turns(trainer, 6)
+    assert world.arm(LIVE) == 2
+
+
+@quick
+def test_training_ends_with_the_epoch_after_which_the_held_out_loss_rises(world: World) -> None:
+    learner = world.make().learner
+    # The held-out text says the opposite from the second epoch on: it is worth less with every step.
+    contrary = Texts(TEXTS.trained, text(4, seed=1, chosen_ids=(7, 8, 9, 1)))
+    start = weights_of(world.make())
+    found = epochs(learner, contrary, loss_of(learner, contrary.held_out))
+    assert (found.num_epochs, found.num_steps) == (0, 0)
+    assert all(torch.equal(weight, start[name]) for name, weight in learner.trainee.masters()[0].items())
+
+
+@quick
+def test_what_does_not_help_is_not_published(world: World) -> None:
+    with pytest.raises(Conflict, match="did not lower"):
+        teach(world.make(), Texts(TEXTS.trained, text(4, seed=1, chosen_ids=(7, 8, 9, 1))), records_fates=True)
+    assert (world.store.versions("tiny"), world.arm(CANDIDATE), world.outcomes()) == ([0], None, [])
+    assert world.start().state.version == 0
+
+
+@quick
+def test_whatever_crashes_there_is_no_version_or_the_whole_one(world: World, tmp_path: Any) -> None:
+    watched = CrashAt(10**6)
+    teach(world.make(watched), TEXTS, records_fates=True)
+    wanted = world.ledger()
+    for number in range(1, len(watched.places) + 1):
+        with named(watched.places[number - 1]):
+            other = World.new(tmp_path / f"crash-{number}", learning_rate=1e-2, batch_size=8, publish_samples=1)
+            with pytest.raises(CrashError):
+                teach(other.make(CrashAt(number)), TEXTS, records_fates=True)
+            trainer = other.start()
+            if trainer.state.step == 0:  # the crash came before anything was durable
+                trainer.close()
+                teach(other.make(), TEXTS, records_fates=True)
+            else:
+                other.turns(trainer, 3)
+            assert other.ledger() == wanted
+            assert max(other.store.versions("tiny")) in {1, 2}
+            assert {other.arm(LIVE), other.arm(CANDIDATE)} - {0, None}
+            other.close()
