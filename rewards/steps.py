@@ -21,9 +21,9 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from rewards import rubric
 from rewards.episode import LostEpisode, UnpackedEpisode
 from rewards.signals.silence import Expected
-from rewards.signals.streams import streams_of
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
+from rewards.streams import streams_of
 from runtime.log.outbox import message
 
 

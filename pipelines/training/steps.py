@@ -283,8 +283,9 @@ class Steps:
         """Record and log a step's figures."""
         now, epoch, step = self._around.clock(), self._state.epoch, self._state.step
         batch, everything = found.learned.everything, [*found.learned.everything, *found.left.everything]
-        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, everything))
-        log_ratios = [result.log_ratios[item.key] for item in everything]
+        compared = [item for item in everything if item.key in result.log_ratios]
+        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, compared))
+        log_ratios = [result.log_ratios[item.key] for item in compared]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,

@@ -54,6 +54,12 @@ class Batch:
         """In the order of `everything`."""
         return [item.key for item in self.everything]
 
+    @property
+    def rewarded(self) -> Batch:
+        """The samples and corrections whose rewards are learned. Of the others only the text is."""
+        samples = [item for item in self.samples if item.streams is None or item.streams.rl > 0]
+        return replace(self, samples=samples, lessons=[item for item in self.lessons if item.pull])
+
     def weights(self, by_key: Mapping[str, float]) -> list[float]:
         """The weights of the samples, in their order."""
         return [by_key[item.key] for item in self.samples]

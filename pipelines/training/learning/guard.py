@@ -120,7 +120,12 @@ def why_skip(
 
 
 def signs_of(figures: Mapping[str, float], logged_surprise: float) -> dict[str, float]:
-    """Reason to the value of a batch, from `LossSums.metrics`, `num_tokens`, and the mean of -log probability as logged."""
+    """Reason to the value of a batch, from `LossSums.metrics`, `num_tokens`, and the mean of -log probability as logged.
+
+    Without tokens there is none: text has no logged probability.
+    """
+    if not figures["num_tokens"]:
+        return {}
     ess, num_tokens = figures["ess"], max(figures["num_tokens"], 1.0)
     return {
         "ess_spike": 1.0 / ess if ess > 0 else 0.0,
@@ -153,13 +158,11 @@ def remember(
     """The history after a step that counts as `times` steps. It holds finite values only."""
     comparable = expected.comparable(gradient_norm)
     norms = [comparable] * times if comparable is not None and all(map(math.isfinite, comparable)) else []
-    return GuardHistory(
-        [*history.norms, *norms][-HISTORY:],
-        {
-            reason: [*history.signs.get(reason, ()), *([value] * times if math.isfinite(value) else [])][-HISTORY:]
-            for reason, value in signs.items()
-        },
-    )
+    added = {
+        reason: [*history.signs.get(reason, ()), *([value] * times if math.isfinite(value) else [])][-HISTORY:]
+        for reason, value in signs.items()
+    }
+    return GuardHistory([*history.norms, *norms][-HISTORY:], {**history.signs, **added})
 
 
 def log_ratios(experiences: Sequence[Experience], current_N: Sequence[float]) -> np.ndarray:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from contracts.records import Experience
     from pipelines.training.known.batches import Lesson
+    from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.trackers import Tracker
     from pipelines.training.learning.trainee import Published, Trainee
     from pipelines.training.settings import TrainingSettings
@@ -126,9 +127,7 @@ class Learner:
         finally:
             self.trainee.forget_gradient()
         self.budget.fitted()
-        result.metrics.update(
-            {**self._speed.figures([*batch.everything, *rows_of(text.samples)], started), **self.trainee.seconds()}
-        )
+        result.metrics.update({**self._speed.figures(_rows_in(batch), started), **self.trainee.seconds()})
         return result
 
     def _remember(self, prepared: _Prepared, times: int = 1) -> None:
@@ -157,7 +156,7 @@ class Learner:
                 result.metrics["num_divergent"] = len(far)
                 return replace(again, result=result)
             except (MemoryError, RuntimeError) as error:
-                lengths = row_lengths([*batch.everything, *rows_of(batch.text.samples)])
+                lengths = row_lengths(_rows_in(batch))
                 if not is_out_of_memory(error):
                     raise
                 if not self.budget.shrink(len(lengths), max(lengths)) and not self.trainee.hold_less():
@@ -168,15 +167,18 @@ class Learner:
 
     def _attempt(self, batch: Batch, weights: Mapping[str, float], published: Published) -> tuple[_Prepared, set[str]]:
         """A step with all of these, and the keys of those that today's policy has left."""
-        experiences, corrections, everything = batch.samples, batch.lessons, batch.everything
+        rows = batch.rewarded
+        experiences, corrections, everything = rows.samples, rows.lessons, rows.everything
         found = advantages_of(experiences, self.tracker, self.settings)
         values = [*found.values.tolist(), *(item.advantage for item in corrections)]
         shares = [item.streams.rl if item.streams else 1.0 for item in experiences]
-        own = [weight * share for weight, share in zip(batch.weights(weights), shares, strict=True)]
+        own = [weight * share for weight, share in zip(rows.weights(weights), shares, strict=True)]
         pulls = [*own, *(item.pull for item in corrections)]
         counts = [*denominators(experiences).tolist(), *[1.0] * len(corrections)]
-        sums, current = self._gradient(batch, [v * w for v, w in zip(values, pulls, strict=True)], counts)
-        text = self.trainee.backward_text(batch.text)
+        sums, current = self._gradient(rows, [v * w for v, w in zip(values, pulls, strict=True)], counts)
+        pulled = set(rows.keys)
+        silent = [item for item in batch.everything if item.key not in pulled]
+        text = self.trainee.backward_text(batch.text, silent)
         self._mismatch.measure(self.trainee, experiences, published)
         norm = self.trainee.clip(self.settings.max_gradient_norm)
         expected = guard.Norms(
@@ -184,9 +186,7 @@ class Learner:
         )
         loss = sums.loss + sum(text.losses.values.values())
         log_ratio_N = guard.log_ratios(everything, current)
-        # A sample of which only the text is learned has no ratio that could be too large.
         far_N = guard.has_left(log_ratio_N, np.array(values), self.settings.divergence_bound)
-        far_N &= np.array([*shares, *(item.pull for item in corrections)]) != 0
         figures, lengths = sums.metrics(), [num_tokens([item]) for item in everything]
         logged = -(sum(current) - float(log_ratio_N @ lengths)) / max(sums.num_tokens, 1.0)
         signs = guard.signs_of({**figures, "num_tokens": sums.num_tokens}, logged)
@@ -213,15 +213,16 @@ class Learner:
             "num_tokens": sums.num_tokens,
             "token_budget": self.budget.current,
             **self._mismatch.figures(),
-            **batch_figures(experiences, corrections),
+            **batch_figures(batch.samples, batch.lessons),
         }
-        above, keys = found.above.tolist(), batch.keys
+        above, keys = found.above.tolist(), rows.keys
         columns = {"advantage": values, "weight": pulls, "num_tokens": lengths}
         result = StepResult(
             skipped,
             metrics,
             sample_rows(everything, **columns, log_prob_sum=current, denominator=counts),
-            pulls={
+            pulls=dict.fromkeys((item.key for item in batch.samples), 0.0)
+            | {
                 item.key: share * found.scale / number
                 for item, share, number in zip(experiences, shares, counts, strict=False)
             },
@@ -306,6 +307,11 @@ class Learner:
             self._is_torn = False
 
         return restart
+
+
+def _rows_in(batch: Batch) -> list[Segmented]:
+    """What a step computes over."""
+    return [*batch.rewarded.everything, *rows_of(batch.text.samples)]
 
 
 def _nothing_to_keep() -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipelines.training.text.losses import TextLosses
     from pipelines.training.text.samples import TextBatch
     from policy.routing import Routing
+    from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 
@@ -81,8 +82,8 @@ class Trainee(Protocol):
     def backward(self, rows: GradientRows) -> GradientSums:
         """Add to the gradient."""
 
-    def backward_text(self, batch: TextBatch) -> TextSums:
-        """Add the gradient of text, after that of answers."""
+    def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
+        """Add the gradient of text, after that of answers. `answers`: the others that it belongs to, whose rewards do not pull."""
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before."""
@@ -104,6 +105,9 @@ class Trainee(Protocol):
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """What a version with these weights carries, a copy; in any thread. `weights`: as a checkpoint names them."""
+
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
+        """What the base and a version say behind the probe's prompts; None: versions have whole weights, which engines compare themselves."""
 
     def masters(self) -> Masters:
         """What a checkpoint holds: the tensors themselves, which a step changes. Their names are the trainee's own."""

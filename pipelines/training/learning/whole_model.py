@@ -15,13 +15,13 @@ import structlog
 import torch
 
 from contracts.errors import InvalidSettings
+from contracts.memory.training import TrainingWay, passes_of
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
-from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.text.samples import TextBatch
+    from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
@@ -52,23 +53,22 @@ class WholeModel(TrainedParameters):
     """The model with its optimizer, and the reference that it is pulled towards. A `Trainee`."""
 
     def __init__(
-        self, model: Any, settings: TrainingSettings, device: str = "cpu", place: Placement | None = None
+        self, model: Any, settings: TrainingSettings, device: str = "cpu", way: TrainingWay | None = None
     ) -> None:
-        """`model` is the base policy in float32, with its published bits; it is moved and changed in place. `place`: by default the settings'."""
+        """`model` is the base policy in float32, with its published bits; it is moved and changed in place. `way`: by default the settings'."""
         on = torch.device(device)
         if on.index is not None:
             torch.cuda.set_device(on)
         compute_repeatably(on, deterministic=settings.deterministic)
         self.config, self.can_fork, self.budget = model.config, on.type == "cpu", TokenBudget(settings.max_tokens)
         self._precision = precision_of(settings, on)
-        self._place = place or Placement("host" if settings.masters == "host" else "device")
+        self._way = way or TrainingWay(is_host=settings.masters == "host")
         trained, identity, reference = self._trained_of(model, settings)
         self.routing = routing_for(model, settings)
         if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
         self._packs, self._windowed = not problem, has_windows(model)
-        needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
-        self.reference = reference() if needs_reference else None
+        self.reference = reference() if passes_of(settings.model_dump()).has_reference else None
         self.model = model
         super().__init__(trained, settings, on, identity)
         self.scorer = TokenScorer(model)
@@ -81,6 +81,7 @@ class WholeModel(TrainedParameters):
         """What the step bound is measured on: the samples of the gradient that is being accumulated; without any, its text."""
         self._passed: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Of their tokens: the place of the sample among them, and the log-prob in the forward pass of the gradient."""
+        self._num_passed = 0
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
 
@@ -89,7 +90,7 @@ class WholeModel(TrainedParameters):
     ) -> tuple[Mapping[str, Pair], str, Callable[[], ReferencePolicy]]:
         """Bring the model to its device; what of it is trained, its identity, and what makes the reference."""
         identity = identity_of(ModelBits(model), int(model.config.vocab_size))
-        return make_pairs(model, self._precision, self._place), identity, lambda: FrozenCopy(model, self._precision)
+        return make_pairs(model, self._precision, self._way), identity, lambda: FrozenCopy(model, self._precision)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
@@ -99,6 +100,7 @@ class WholeModel(TrainedParameters):
         objective = self._objective if rows.are_new else self._correcting
         num_before = len(self._stepping)
         self._stepping += rows.experiences
+        self._num_passed += len(rows.experiences)
         with self._stages.stage("data"):
             batches = self._micro_batches(rows.experiences)
         with self._stages.stage("forward"):
@@ -130,10 +132,10 @@ class WholeModel(TrainedParameters):
         with self._stages.stage("backward"):  # the host has not waited until here
             return GradientSums(LossSums.of(parts, objective), current_N.tolist())
 
-    def backward_text(self, batch: TextBatch) -> TextSums:
+    def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
         """As in `Trainee`. Pairs and thumbs take a forward pass before: how hard a row pulls depends on all of it, and on its other half.
 
-        The step bound is not measured on text beside answers: nobody samples it, so moving it far moves the policy little.
+        The step bound is not measured on text where there are answers: nobody samples it, so moving it far moves the policy little.
         """
         rows, most = rows_of(batch.samples), context_of(self.config) or sys.maxsize
         mixed = [row for row in mismatched_rows(batch.samples) if row.num_tokens <= most]
@@ -148,8 +150,8 @@ class WholeModel(TrainedParameters):
         factor_N = torch.tensor(
             text_losses(batch, current, anchor, baseline).factors, dtype=torch.float64, device=self.device
         )
-        is_alone = not self._stepping
-        self._stepping += rows if is_alone else []
+        self._stepping += answers
+        self._stepping += [] if self._stepping else rows
         current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
         for micro in batches:
             self.scorer.recomputes = self._recomputes(micro)
@@ -162,8 +164,6 @@ class WholeModel(TrainedParameters):
             length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
             sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
             current_N.index_add_(0, row_S, weight_S * current_S)
-            if is_alone:
-                self._passed.append((row_S, current_S))
         losses = text_losses(batch, current_N.tolist(), anchor, baseline)
         return TextSums(losses, *sums_K.tolist())
 
@@ -206,7 +206,7 @@ class WholeModel(TrainedParameters):
     def forget_gradient(self) -> None:
         """As in `Trainee`."""
         self.optimizer.zero_grad()
-        self._stepping, self._passed = [], []
+        self._stepping, self._passed, self._num_passed = [], [], 0
 
     def hold_less(self) -> bool:
         """As in `Trainee`: the backward pass computes the layers again."""
@@ -235,6 +235,10 @@ class WholeModel(TrainedParameters):
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
         return tensors_of(self.model, weights)
+
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:  # noqa: ARG002 an adapter's are needed
+        """As in `Trainee`."""
+        return None
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`; raises as `stage_changes`."""
@@ -286,7 +290,7 @@ class WholeModel(TrainedParameters):
     def _probe(self) -> tuple[torch.Tensor, Callable[[], torch.Tensor]]:
         """Log-probs of some tokens before the step, and what computes today's in the same order.
 
-        In float32 those before the step are the gradient's own. bfloat16 is too coarse for either: it hides a small step and its noise is
+        In float32 those before the step are the gradient's own, if all samples have one. bfloat16 is too coarse for either: it hides a small step and its noise is
         as large as the limit. float16 has an eighth of its rounding at the same speed; where it overflows, bfloat16 has to serve.
         """
         if math.isinf(self._step_bound):
@@ -299,6 +303,8 @@ class WholeModel(TrainedParameters):
                 dtype, before = torch.bfloat16, self._now(batches, torch.bfloat16)
             return before, lambda: self._now(batches, dtype)
         batches = self._micro_batches(self._stepping[::every])
+        if len(self._stepping) > self._num_passed:
+            return self._now(batches), lambda: self._now(batches)
         sample_S, passed_S = map(torch.cat, zip(*self._passed, strict=True))
         is_probed_S = sample_S % every == 0
         # Sample after sample: whatever else is in its micro-batches, the tokens of one come in the same order.

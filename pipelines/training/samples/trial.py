@@ -268,9 +268,12 @@ class Trial:
 
 def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
     """Each sample with its pull in the whole batch: in a part of the batch, mean and deviation would be different."""
+    rows = {row["key"]: row for row in result.samples}
     samples = [
         Lesson(item, row["advantage"], row["weight"] / row["denominator"])
-        for item, row in zip(batch.samples, result.samples, strict=False)
+        if (row := rows.get(item.key))
+        else Lesson(item, 0.0, 0.0)
+        for item in batch.samples
     ]
     return Batch([], [*samples, *batch.lessons], batch.text).parts()
 

@@ -68,7 +68,8 @@ class UnigramTrainee:
         found_N = torch.zeros(len(rows.experiences)).index_add_(0, batch.sample_B, log_probs_BT.detach().sum(-1))
         return GradientSums(LossSums.of([sums], objective), found_N.tolist())
 
-    def backward_text(self, batch: TextBatch) -> TextSums:
+    def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
+        del answers
         if not batch.samples:
             return TextSums(text_losses(batch, [], []), 0.0, 0.0)
         (rows,) = micro_batches(rows_of(batch.samples), max_tokens=10**9)
@@ -118,6 +119,9 @@ class UnigramTrainee:
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         words = weights[NAME].detach().to(torch.bfloat16).view(torch.int16).numpy().copy()
         return {NAME: Tensor("BF16", (VOCABULARY,), words.view(np.uint8))}
+
+    def probe_answers(self, bits: Tensors) -> None:  # noqa: ARG002 as a model
+        return None
 
     def masters(self) -> Masters:
         return {NAME: self.logits_V.detach()}, {}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ def tokenizer_of(base: Path = BASES[0]) -> AnswerTokenizer:
     return found
 
 
-def an_answer(text: str, streams: Streams, *, prompt: tuple[int, ...] = (3, 9, 4), **changes: object) -> Experience:
+def an_answer(text: str, streams: Streams, *, prompt: tuple[int, ...] = (3, 9, 4), **changes: Any) -> Experience:
     ids, refused = tokenizer_of().completion_ids(text)
     assert not refused
     return experience(segment([*prompt], [*ids], [-1.0] * len(ids)), streams=streams, **changes)

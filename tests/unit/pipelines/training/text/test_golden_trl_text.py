@@ -92,12 +92,12 @@ def loss_of_trl(trainer: Any, samples: list[TextSample]) -> torch.Tensor:
     if kind == "target":
         inputs = padded(rows)
         inputs["labels"] = inputs["input_ids"].masked_fill(inputs.pop("completion_mask") == 0, -100)
-        return trainer.compute_loss(trainer.model, inputs)  # type: ignore[no-any-return]
-    if kind == "pair":
-        return trainer._compute_loss(trainer.model, padded(rows[::2] + rows[1::2]), return_outputs=False)  # type: ignore[no-any-return]
-    inputs = {**padded(rows), **padded(mismatched_rows(samples), "KL_")}
-    inputs["label"] = torch.tensor([item.is_good for item in samples])
-    return trainer._compute_loss(trainer.model, inputs, return_outputs=False)  # type: ignore[no-any-return]
+    elif kind == "pair":
+        inputs = padded(rows[::2] + rows[1::2])
+    else:
+        inputs = {**padded(rows), **padded(mismatched_rows(samples), "KL_")}
+        inputs["label"] = torch.tensor([item.is_good for item in samples])
+    return trainer.compute_loss(trainer.model, inputs)  # type: ignore[no-any-return]
 
 
 # trl reads a name that transformers has given up.
@@ -111,7 +111,7 @@ def test_each_loss_of_text_and_its_gradient_equal_trl(tmp_path: Path, kind: Kind
     expected.backward()  # type: ignore[no-untyped-call]
     trainee = moved_trainee()
 
-    found = trainee.backward_text(TextBatch.of(samples))
+    found = trainee.backward_text(TextBatch.of(samples), [])
 
     room = 10 * network_tolerance(trainee.model.config)
     assert found.losses.values == {kind: pytest.approx(expected.item(), abs=room)}

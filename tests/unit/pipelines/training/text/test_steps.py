@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace as replace_in
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,19 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from contracts.records import Experience, Streams
+from contracts.event_log import LogPlace, LogRecord
+from contracts.records import Episode, Experience, Streams, encode, pack_floats, pack_ids
 from contracts.tables import training_step
+from contracts.tasks import Task
+from contracts.topics import EPISODES
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from pipelines.training.text.samples import TextBatch, TextRow, TextSample
 from pipelines.training.worker import Trainer
+from policy.logprobs import TokenScores
+from rewards.worker import RewardsHandler
+from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from tests.unit.pipelines.training.builders import (
     VOCABULARY,
     a_learner,
@@ -29,13 +36,14 @@ from tests.unit.pipelines.training.builders import (
     experience,
     model_of,
     random_experience,
+    remembering,
     segment,
     tiny_model,
     weights_now,
 )
 from tests.unit.pipelines.training.learning.test_corrections import later
 from tests.unit.pipelines.training.text.test_golden_trl_text import KINDS, random_text
-from tests.unit.pipelines.training.world import CrashAt, World, named, states, survive, weights_of
+from tests.unit.pipelines.training.world import POLICY, CrashAt, World, named, states, survive, weights_of
 from weights.tensors import root_of
 
 EDIT = "t7 t8 t9"
@@ -106,12 +114,41 @@ def test_an_edit_is_learned_in_its_samples_step(world: World) -> None:
     assert step["loss"] == pytest.approx(step["text/pair_loss"] + step["text/target_loss"], abs=1e-4)
 
 
+def test_what_a_user_wrote_comes_from_the_signal_into_the_weights(world: World) -> None:
+    task = Task.model_validate(BOOKING_TASK.model_dump(exclude_unset=True) | {"learning": {"ce": 1.0, "pair": 1.0}})
+    turn = a_generation("t4 t5", policy=POLICY, completion_ids=pack_ids([4, 5, 1]), logprobs=pack_floats([-3.0] * 3))
+    said = a_signal(turn, "edited", EDIT, correction=EDIT)
+    episode = Episode(key=turn.key, revision=1, reason="decisive", turns=(turn,), signals=(said,), closed_at=103.0)
+    handler = RewardsHandler({task.name: task}, lambda: 104.0)
+    read = handler.read(LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0))
+    with world.database.transaction() as connection:
+        world.log.append(handler.handle(connection, handler.prepare([read])))
+    trainer = world.start()
+    row = TextRow((1, 2, 3), (7, 8, 9, 1), (1.0,) * 4)
+    before, after = (_after(trainer, world, row, turns) for turns in (0, 2))
+    assert after > before
+    assert trainer.state.fates[turn.key].has_edit
+
+
+def _after(trainer: Trainer, world: World, row: TextRow, turns: int) -> float:
+    world.turns(trainer, turns)
+    return float(model_of(trainer.learner).log_probs([experience(*row.segments)]).found_S.sum())
+
+
 def test_an_edit_that_is_refused_costs_its_sample_nothing(world: World) -> None:
     plain = answers(streams=Streams(rl=1.0, ce=1.0))
     trainer = taught(world, *edited(plain, "t7 words that no token stands for"))
     assert {trainer.state.fates[item.key].has_edit for item in plain} == {False}
     [step] = figures(world)
     assert (step["num_samples"], "text/target_loss" in step) == (4, False)
+
+
+def test_an_edit_of_an_answer_that_nobody_has_any_more_is_never_learned(world: World) -> None:
+    [gone] = edited(answers(1, segments=(), source=LogPlace(0, 999)))
+    trainer = taught(world, gone)
+    trainer.checkpoint()
+    assert states(world) == {("stale", "body_lost"): 1}
+    assert figures(world) == []
 
 
 def test_without_streams_a_step_is_as_it_was() -> None:
@@ -126,7 +163,7 @@ def test_without_streams_a_step_is_as_it_was() -> None:
     "place", ["journal: plan durable", "training: step taken", "journal: before the plan", "checkpoint: durable"]
 )
 def test_a_crash_teaches_no_edit_twice(tmp_path: Path, place: str) -> None:
-    found = []
+    found: list[tuple[dict[str, torch.Tensor], Any, list[str]]] = []
     for crashes in (False, True):
         world = World.new(tmp_path / str(crashes), batch_size=3, publish_samples=6)
         with_tokenizer(world, tmp_path)
@@ -195,6 +232,33 @@ def test_a_sample_of_which_only_the_text_is_learned_does_not_leave_its_batch() -
     far = [experience(segment([1, 2], [3, 4], [-0.01, -0.01]), streams=streams) for streams in (BOTH, None)]
     learner = a_learner(tiny_model(), SETTINGS, divergence_bound=2.0)
     assert learner.step(far, [1.0, 1.0], {}, dry_run=True).left == [far[1].key]
+
+
+def test_an_old_answer_of_which_only_the_text_is_learned_is_no_spike() -> None:
+    forged = experience(segment([1, 2], [3] * 20, [-60.0] * 20), streams=replace(BOTH, edit=EDIT))
+    text = TextBatch.of([random_text(np.random.default_rng(1), "pair", key=forged.key)])
+    learner = a_learner(tiny_model(), SETTINGS)
+    remembering(learner, ratio_spike=[2.0] * 20, kl_spike=[0.1] * 20)
+    assert not learner.step([forged], [1.0], {}, text=text).skipped
+    assert learner.guard_history.signs["ratio_spike"] == [2.0] * 20
+    assert learner.step([replace(forged, streams=None)], [1.0], {}, text=text).skipped == "kl_spike"
+
+
+def test_a_sample_whose_edit_makes_a_spike_is_found_and_the_others_are_trained(world: World) -> None:
+    trainer, far = world.start(), 40
+
+    def amplify(_module: Any, arguments: tuple[Any, ...], scores: TokenScores) -> TokenScores:
+        held, rows = scores.log_probs_BT, (arguments[2] == far)[:, None]
+        return replace_in(scores, log_probs_BT=torch.where(rows, held.detach() + 1e8 * (held - held.detach()), held))
+
+    model_of(trainer.learner).model.register_forward_hook(amplify)
+    remembering(trainer.learner, [(25.0, 5.0)] * 20)
+    bad, *good = answers(4)
+    world.add(*edited([bad], f"t{far} t5"), *edited(good))
+    world.turns(trainer, 3)
+    trainer.checkpoint()
+    assert states(world) == {("trained", ""): 3, ("quarantined", "gradient_spike"): 1}
+    assert trainer.state.fates[bad.key].state == "quarantined"
 
 
 def test_the_gradient_of_text_does_not_depend_on_its_pieces() -> None:
