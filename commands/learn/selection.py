@@ -21,7 +21,7 @@ from contracts.records import Experience, Generation, GenerationBody, Record, Si
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
 from pipelines.episodes.curation.curator import hash_of
-from rewards.signals.streams import edit_in
+from rewards.streams import edit_in
 
 Kind = Literal["edit", "accepted", "pair", "thumb", "refused"]
 MOST_REMARKS = 100_000
