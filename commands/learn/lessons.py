@@ -33,6 +33,8 @@ class Lessons:
     """By kind of remark, and whether it is held out."""
     left_out: Counter[str] = field(default_factory=Counter)
     num_answers: int = 0
+    num_imported: int = 0
+    """Remarks about imported answers, among those that are learned from."""
 
 
 def lessons_of(
@@ -60,7 +62,10 @@ def lessons_of(
             gone = withdrawn(connection, {remark.record.completion_id for remark in selection.remarks})
     asked = {hash_of(words_of(item.messages)) for item in sentinels.items}
     curated = curate(selection.remarks, tasks, asked, gone)
-    found = Lessons(left_out=selection.left_out + curated.left_out, num_answers=selection.num_answers)
+    num_imported = sum(remark.record.purpose == "imported" for remark in curated.kept)
+    found = Lessons(
+        left_out=selection.left_out + curated.left_out, num_answers=selection.num_answers, num_imported=num_imported
+    )
     for remark in curated.kept:
         try:
             samples = renderer.samples_of(remark)
@@ -79,6 +84,8 @@ def table_of(lessons: Lessons) -> Iterator[str]:
     yield f"{'learned from':<28}{'trained':>10}{'held out':>10}"
     for kind, name in _KINDS.items():
         yield f"  {name:<26}{lessons.counts[kind, False]:>10,}{lessons.counts[kind, True]:>10,}"
+    if lessons.num_imported:
+        yield f"{lessons.num_imported:,} of these are about imported answers: whoever imported them answers for their terms"
     if lessons.left_out:
         yield "left out"
     for reason, num in lessons.left_out.most_common():

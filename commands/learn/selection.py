@@ -123,7 +123,8 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
     if record.purpose not in _LEARNED or task is None:
         left_out["unknown_task" if task is None else "purpose"] += 1
         return
-    if record.provided is not None and not record.provided.may_train:
+    # Of imported text nobody but the operator who imported it knows the terms: they are declared by importing it and learning from it.
+    if record.provided is not None and not record.provided.may_train and record.purpose != "imported":
         left_out["provider_terms"] += 1
         return
     try:

@@ -75,7 +75,7 @@ def test_a_better_and_a_worse_answer_to_one_prompt_are_a_pair_and_their_thumbs_a
 
 def test_only_text_that_may_be_trained_on_is_read(log: LocalLog) -> None:
     provided = [answered(f"p {n}", provided=Provided(origin="openai", may_train=n == 1)) for n in range(2)]
-    imported = answered("i", purpose="imported", provided=Provided(origin="langfuse", may_train=True))
+    imported = answered("i", purpose="imported", provided=Provided(origin="langfuse"))
     shadow, unknown, cut = answered(purpose="shadow"), answered(task="gone"), answered("c", finish_reason="length")
     everything = [*provided, imported, shadow, unknown, cut]
     say(log, GENERATIONS, *everything)
