@@ -94,18 +94,16 @@ def select(log: EventLog, tasks: Mapping[str, Task], since: float, *, most: int 
     """Read the whole log once. `since`: UTC epoch seconds; answers before it are not looked at. Raises Unavailable, Damaged."""
     found, newest = Selection(), list[tuple[float, int, Remark]]()
     for partition in sorted(log.ends(GENERATIONS)):
-        heard: dict[str, Heard] = defaultdict(Heard)
-        for key, value in _values(log, SIGNALS, partition):
-            if (said := _decoded(Signal, value, found.left_out)) is not None:
-                heard[key].hear(said)
-        for key, value in _values(log, EXPERIENCES, partition):
-            if (scored := _decoded(Experience, value, found.left_out)) is not None:
-                heard[key].pay(scored)
+        heard = _heard(log, partition, found.left_out)
         for key, value in _values(log, GENERATIONS, partition):
             found.num_answers += 1
             about = heard.pop(key, None)
-            record = _decoded(Generation, value, found.left_out) if about is not None else None
-            if about is None or record is None or record.created_at < since:
+            if about is None:
+                found.left_out["silent"] += 1
+                continue
+            record = _decoded(Generation, value, found.left_out)
+            if record is None or record.created_at < since:
+                found.left_out["before_since"] += record is not None
                 continue
             for remark in _remarks(record, about, tasks, found.left_out):
                 item = (record.created_at, found.num_answers, remark)
@@ -114,8 +112,21 @@ def select(log: EventLog, tasks: Mapping[str, Task], since: float, *, most: int 
                 else:
                     heapq.heappushpop(newest, item)
                     found.left_out["older_than_the_newest"] += 1
+    found.left_out = +found.left_out
     found.remarks = with_pairs([remark for *_, remark in sorted(newest, key=lambda item: item[:2])], found.left_out)
     return found
+
+
+def _heard(log: EventLog, partition: int, left_out: Counter[str]) -> dict[str, Heard]:
+    """By sample key."""
+    heard: dict[str, Heard] = defaultdict(Heard)
+    for key, value in _values(log, SIGNALS, partition):
+        if (said := _decoded(Signal, value, left_out)) is not None:
+            heard[key].hear(said)
+    for key, value in _values(log, EXPERIENCES, partition):
+        if (scored := _decoded(Experience, value, left_out)) is not None:
+            heard[key].pay(scored)
+    return heard
 
 
 def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_out: Counter[str]) -> Iterator[Remark]:
@@ -136,7 +147,9 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
         left_out["no_chat"] += 1
         return
     body = replace(body, logprobs=b"", experts=b"", support=b"")
-    for remark in remarks_of(replace(record, body=b""), body, about, task):
+    said = [*remarks_of(replace(record, body=b""), body, about, task)]
+    left_out["undecided"] += not said
+    for remark in said:
         if remark.kind != "edit" and record.finish_reason != "stop":
             left_out["cut"] += 1
         else:

@@ -61,7 +61,7 @@ def test_each_kind_is_found_and_silence_teaches_nothing(log: LocalLog) -> None:
     }
     edit = next(remark for remark in selection.remarks if remark.kind == "edit")
     assert (edit.chosen, edit.rejected, edit.person) == ('{"party": 4}', '{"party": 2}', "default/bea")
-    assert selection.left_out == {"only_refused": 1}
+    assert selection.left_out == {"only_refused": 1, "silent": 1, "undecided": 1}
     assert selection.num_answers == 8
 
 
@@ -100,7 +100,7 @@ def test_since_and_the_bound_keep_the_newest(log: LocalLog) -> None:
     say(log, SIGNALS, *(a_signal(record) for record in records))
     selection = found(log, since=2.0, most=2)
     assert [remark.record.created_at for remark in selection.remarks] == [4.0, 5.0]
-    assert selection.left_out == {"older_than_the_newest": 2}
+    assert selection.left_out == {"older_than_the_newest": 2, "before_since": 2}
 
 
 def test_a_damaged_record_costs_itself(log: LocalLog) -> None:
