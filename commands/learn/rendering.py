@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from commands.learn.selection import Remark
-from contracts.errors import InvalidRequest, InvalidSettings
+from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
 from contracts.records import unpack_ids
 from pipelines.training.text.edits import AnswerTokenizer
 from pipelines.training.text.samples import TextSample, token_weights
@@ -74,7 +74,8 @@ class Renderer:
         try:
             return tuple(self._template.encode(remark.body.messages, remark.body.tools))
         except InvalidRequest as error:
-            raise NotRendered(error.code if error.code == "context_length_exceeded" else "template_refuses") from error
+            is_long = isinstance(error, ContextLengthExceeded)
+            raise NotRendered("beyond_the_context" if is_long else "template_refuses") from error
 
     def _ids(self, text: str, answer_ids: Ids = ()) -> Ids:
         ids, refused = self._answers.completion_ids(text, answer_ids)

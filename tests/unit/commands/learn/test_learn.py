@@ -60,7 +60,7 @@ def fill(settings: Settings, num: int, *, seed: int = 1) -> None:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learn") / "home"
-    fill(make_home(folder), 160)
+    fill(make_home(folder), 64)
     return folder
 
 
