@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from pipelines.training.worker import Trainer
     from runtime.settings import Settings
 
-MOST_EPOCHS = 16
+MOST_EPOCHS = 50
+LEAST_GAIN = 0.01
+"""Share by which an epoch must lower the held-out loss for another one to follow."""
 SEED = 1
 _SAY_SECONDS = 10.0
 REASON = "text"
@@ -52,7 +54,7 @@ class WarmStart(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """What is learned, and what is only measured: training ends once its loss rises, with the weights of the epoch before."""
+    """What is learned, and what is only measured: training ends once its loss does not fall any more."""
 
     trained: Sequence[TextSample]
     held_out: Sequence[TextSample]
@@ -121,7 +123,7 @@ class TrainedEpochs(NamedTuple):
 
 
 def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
-    """Train until the loss of the held-out text rises, and go back to the epoch before; without such text, one epoch."""
+    """Train until the loss of the held-out text hardly falls; if it rises, go back to the epoch before. Without such text, one epoch."""
     order, found, kept = list(texts.trained), TrainedEpochs(0, 0, before), _weights_of(learner)
     held_out = texts.held_out
     shuffled, size = random.Random(SEED), learner.settings.batch_size  # noqa: S311 no secret
@@ -136,9 +138,12 @@ def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
                 print(f"epoch {number}: {start + size:,} of {len(order):,} samples", flush=True)  # noqa: T201 progress
         loss = loss_of(learner, held_out)
         say(number, loss)
-        if not loss < found.loss and held_out:
+        if held_out and not loss < found.loss:
             break
+        is_last = bool(held_out) and loss > found.loss * (1.0 - LEAST_GAIN)
         found, kept = TrainedEpochs(number, num_steps, loss), _weights_of(learner)
+        if is_last:
+            break
     # What was ordinary for text, and where it was going, says nothing about rewards.
     learner.trainee.put((kept, {}))
     learner.guard_history = GuardHistory([], {})
