@@ -22,7 +22,8 @@ def text(num: int, seed: int, **changes: Any) -> list[TextSample]:
     return [random_text(random, "target", key=sample_key(new_completion_id(), 0), **said) for _ in range(num)]
 
 
-TEXTS = Texts(text(8, seed=1), text(4, seed=2))
+TEXTS = Texts(text(8, seed=1), [*text(3, seed=2), *text(1, seed=2, chosen_ids=(7, 8, 9, 10))])
+"""One of the held-out texts is never learned, so training ends early."""
 quick = a_home(learning_rate=1e-2, batch_size=8, publish_samples=1)
 
 
@@ -31,7 +32,7 @@ def test_text_becomes_version_1_and_is_told_to_the_ledger(world: World) -> None:
     trainer = world.make()
     found = teach(trainer, TEXTS, records_fates=True)
     assert (found.version, found.num_samples, world.arm(CANDIDATE)) == (1, 8, 1)
-    assert found.loss_after < 0.9 * found.loss_before
+    assert found.loss_after < found.loss_before
     assert loss_of(trainer.learner, TEXTS.held_out) == pytest.approx(found.loss_after)
     assert states(world) == {("trained", "text"): 8}
     assert {version for *_, version in world.ledger().values()} == {1}
@@ -42,7 +43,7 @@ def test_text_becomes_version_1_and_is_told_to_the_ledger(world: World) -> None:
 
 @quick
 def test_the_trainer_goes_on_from_it(world: World) -> None:
-    teach(world.make(), TEXTS, records_fates=False)
+    teach(world.make(), Texts(TEXTS.trained, []), records_fates=False)
     world.accept()
     assert (world.arm(LIVE), states(world)) == (1, {})
     trainer = world.start()
@@ -73,17 +74,17 @@ def test_what_does_not_help_is_not_published(world: World) -> None:
 @pytest.mark.slow
 @quick
 def test_whatever_crashes_there_is_no_version_or_the_whole_one(world: World, tmp_path: Any) -> None:
-    watched = CrashAt(10**6)
-    teach(world.make(watched), TEXTS, records_fates=True)
+    watched, texts = CrashAt(10**6), Texts(TEXTS.trained, [])
+    teach(world.make(watched), texts, records_fates=True)
     for number, place in enumerate(watched.places, 1):
         with named(place):
             other = World.new(tmp_path / f"crash-{number}", learning_rate=1e-2, batch_size=8, publish_samples=1)
             with pytest.raises(CrashError):
-                teach(other.make(CrashAt(number)), TEXTS, records_fates=True)
+                teach(other.make(CrashAt(number)), texts, records_fates=True)
             trainer = other.start()
             if trainer.state.step == 0:  # the crash came before anything was durable
                 trainer.close()
-                teach(other.make(), TEXTS, records_fates=True)
+                teach(other.make(), texts, records_fates=True)
             else:
                 other.turns(trainer, 3)
             newest = max(other.store.versions("tiny"))
