@@ -40,18 +40,18 @@ def text_kept(policy: TinyPolicy, prompts_NP: torch.Tensor, right_NA: torch.Tens
 
 
 def edits_of(
-    prompts_NP: torch.Tensor, answers_NA: torch.Tensor, right_NA: torch.Tensor, ce: float, pair: float
+    prompts_NP: torch.Tensor, answers_NA: torch.Tensor, right_NA: torch.Tensor, *, rl: float, ce: float, pair: float
 ) -> list[TextSample]:
-    """A target and a pair for each answer that is not right, by the weights of their streams."""
+    """A target and a pair for each answer that is not right, by the weights of their streams. Without rewards, a right one is a target."""
     found = []
     answers, rights = completions(answers_NA), completions(right_NA)
     for number, (prompt, answer, right) in enumerate(zip(prompts_NP.tolist(), answers, rights, strict=True)):
-        if answer == right:
-            continue
         about: dict[str, Any] = {"key": str(number), "revision": 0, "prompt_ids": tuple(prompt), "chosen_ids": right}
-        weights = token_weights(answer, right)
-        found += [TextSample(kind="target", token_weights=weights, weight=ce, **about)] if ce else []
-        found += [TextSample(kind="pair", rejected_ids=answer, weight=pair, **about)] if pair else []
+        is_right, weights = answer == right, token_weights(answer, right)
+        if ce and not (is_right and rl):
+            found.append(TextSample(kind="target", token_weights=weights, weight=ce, **about))
+        if pair and not is_right:
+            found.append(TextSample(kind="pair", rejected_ids=answer, weight=pair, **about))
     return found
 
 

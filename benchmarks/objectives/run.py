@@ -191,7 +191,8 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
         objective=trainer.objective,
     )
     cell, optimizer = trainer.cell, trainer.optimizer
-    if edits := edits_of(prompts, answers.ids_BA, found.rows.right[spoken][kept], cell.ce, cell.pair):
+    streams, right = {"rl": cell.rl, "ce": cell.ce, "pair": cell.pair}, found.rows.right[spoken][kept]
+    if edits := edits_of(prompts, answers.ids_BA, right, **streams):
         loss = loss * bool(cell.rl) + text_loss(trainer.policy, trainer.base, edits)
     elif not cell.rl:
         return _Step()

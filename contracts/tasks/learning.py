@@ -15,7 +15,7 @@ class LearningRule(TaskSection):
     rl: float = Field(default=1.0, ge=0)
     """Rewards of sampled answers."""
     ce: float = Field(default=0.0, ge=0)
-    """Edits as targets. What a user changed weighs four times as much as what stayed."""
+    """Edits as targets. What a user changed weighs four times as much as what stayed. Without `rl`, answers that users approved are targets too."""
     pair: float = Field(default=0.0, ge=0)
     """Edits as better than the answers that they replace (DPO)."""
     thumb: float = Field(default=0.0, ge=0)

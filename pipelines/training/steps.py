@@ -240,7 +240,8 @@ class Steps:
             self._report(taken, found, tree, bundle)
 
     def _learned(self, batch: Batch, result: StepResult) -> None:
-        edited = {item.key for item in batch.text.samples if item.kind != "thumb"}
+        edited = {each.key for each in batch.everything if each.streams and each.streams.edit}
+        edited &= {each.key for each in batch.text.samples}
         for item in batch.samples:
             pull, zero, has_edit = result.pulls[item.key], result.zeros.get(item.key), item.key in edited
             self._decide(item, Fate.trained(item, pull, zero, has_edit=has_edit))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 
 from contracts.files import read_small
 from contracts.records import Experience, Streams
-from pipelines.training.text.samples import TextSample, token_weights
+from pipelines.training.text.samples import KEPT, TextSample, token_weights
 
 log = structlog.get_logger()
 
@@ -79,13 +80,7 @@ def text_of(experience: Experience, tokenizer: AnswerTokenizer | None, max_lengt
     start = segment.loss_mask.index(1)
     prompt_ids, answer_ids = tuple(ids[:start]), tuple(ids[start:])
     if not streams.edit:
-        if streams.is_good is None or experience.weight * streams.thumb <= 0:
-            return FoundText((), streams.refused)
-        thumb = TextSample(
-            key=experience.key, revision=experience.revision, kind="thumb", prompt_ids=prompt_ids, chosen_ids=answer_ids,
-            weight=experience.weight * streams.thumb, is_good=streams.is_good,
-        )  # fmt: skip
-        return FoundText([thumb])
+        return FoundText(_of_answer(experience, streams, prompt_ids, answer_ids), streams.refused)
     if tokenizer is None:
         return FoundText((), NO_TOKENIZER)
     edited_ids, refused = tokenizer.completion_ids(streams.edit, answer_ids)
@@ -98,6 +93,23 @@ def text_of(experience: Experience, tokenizer: AnswerTokenizer | None, max_lengt
         if refused
         else FoundText(_of_edit(experience, streams, prompt_ids, answer_ids, edited_ids))
     )
+
+
+def _of_answer(
+    experience: Experience, streams: Streams, prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...]
+) -> list[TextSample]:
+    """Of an answer that nobody edited: what users said of it. A good one is a target too, all of it kept, unless its reward teaches that."""
+    if streams.is_good is None:
+        return []
+    thumb = TextSample(
+        key=experience.key, revision=experience.revision, kind="thumb", prompt_ids=prompt_ids, chosen_ids=answer_ids,
+        weight=experience.weight * streams.thumb, is_good=streams.is_good,
+    )  # fmt: skip
+    is_target = streams.is_good and not streams.rl
+    target = replace(
+        thumb, kind="target", token_weights=(KEPT,) * len(answer_ids), weight=experience.weight * streams.ce * is_target
+    )
+    return [item for item in (target, thumb) if item.weight > 0]
 
 
 def _of_edit(

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from contracts.records import Experience, Streams
 from pipelines.training.text.edits import NO_TOKENIZER, AnswerTokenizer, text_of
+from pipelines.training.text.samples import KEPT
 from services.inference.template.chat_template import ChatTemplate
 from tests.unit.pipelines.training.builders import experience, segment
 from tests.worlds.paths import ROOT
@@ -92,9 +93,18 @@ def test_a_list_of_end_tokens_is_read_from_the_base(tmp_path: Path) -> None:
         assert tokenizer_of(tmp_path).completion_ids("no")[0][-1] == last
 
 
+def test_an_answer_that_users_approved_is_a_target_where_its_reward_teaches_nothing() -> None:
+    only = replace(ALL, rl=0.0, is_good=True)
+    target, thumb = text_of(an_answer("no", only), None, 512).samples
+    assert (target.kind, target.weight, set(target.token_weights), thumb.kind) == ("target", 1.0, {KEPT}, "thumb")
+    assert target.chosen_ids == tokenizer_of().completion_ids("no")[0]
+    for other in (replace(only, rl=1.0), replace(only, is_good=False)):
+        assert [each.kind for each in text_of(an_answer("no", other), None, 512).samples] == ["thumb"]
+
+
 def test_a_lone_thumb_is_about_the_answer_itself() -> None:
     item = an_answer("no", replace(ALL, is_good=False))
     (thumb,) = text_of(item, None, 512).samples
     assert (thumb.kind, thumb.is_good, thumb.weight) == ("thumb", False, 0.25)
     assert thumb.chosen_ids == tokenizer_of().completion_ids("no")[0]
-    assert text_of(replace(item, streams=replace(ALL, thumb=0.0, is_good=False)), None, 512).samples == ()
+    assert text_of(replace(item, streams=replace(ALL, thumb=0.0, is_good=False)), None, 512).samples == []
