@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "demo-agent": Entry("examples.demo.agent:demo_agent", "Watch an agent with tools learn from how its sessions end.", _START),
     "up": Entry("commands.up:up", "Start Millrace with your own policy and tasks.", _START),
     "init": Entry("commands.init:init", "Prepare a home for processes that containers or systemd start.", _START),
+    "learn": Entry("commands.learn.command:learn", "Warm start: learn from the log's edits and accepted answers, as version 1.", _START),
     "replica": Entry("commands.replica:run_replica", "Keep a folder in step with the published weights.", _START),
     "cache": Entry("commands.cache:cache", "Serve the replicas of a region: each object crosses the link once.", _START),
     "link": Entry("commands.link:link", "Print a fresh link to the dashboard of a home.", _LOOK),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.training.samples.lost_positions import SkipTo
+    from runtime.database import Database
+    from runtime.settings import Settings
 
 _NO_EPOCH = 2**31 - 1
 
@@ -27,17 +29,9 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
     over, because this process did not renew its lease in time.
     """
     settings = load_settings(home)
-    policy = settings.policy
     lifetime = load_section(home, "training", TrainingSettings).lease_seconds
     database = settings.database()
-
-    def take() -> Lease:
-        with database.snapshot() as connection:
-            known = repository.highest_epoch(connection, policy, before=_NO_EPOCH)
-        floor = max(known, highest_epoch(settings.checkpoints))
-        return Lease.acquire(database, policy, floor=floor, lifetime=lifetime)
-
-    lease = retried(stop, take)
+    lease = retried(stop, lambda: take_lease(settings, database, lifetime))
     if lease is None:
         return
     with lease.kept_alive():
@@ -48,3 +42,11 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
             learn(settings, database, lease, stop)
         else:
             skip(settings, database, lease, stop, start_from)
+
+
+def take_lease(settings: Settings, database: Database, lifetime: float) -> Lease:
+    """The lease of the settings' policy. `lifetime`: seconds. Raises LeaseHeld: another trainer is running; Unavailable."""
+    with database.snapshot() as connection:
+        known = repository.highest_epoch(connection, settings.policy, before=_NO_EPOCH)
+    floor = max(known, highest_epoch(settings.checkpoints))
+    return Lease.acquire(database, settings.policy, floor=floor, lifetime=lifetime)

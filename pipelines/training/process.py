@@ -80,11 +80,16 @@ def make_trainer(
     stop: threading.Event,
     background: tuple[Executor, Executor],
     *,
+    training: TrainingSettings | None = None,
     fault: FaultPoint = no_fault,
 ) -> Trainer | None:
-    """A trainer, as soon as every server answers; None if `stop` is set first. `fault`: see `contracts.faults`."""
+    """A trainer, as soon as every server answers; None if `stop` is set first.
+
+    `training`: None: as the home says. `fault`: see `contracts.faults`.
+    """
     tasks = load_tasks(settings.tasks)
-    training = load_section(settings.home, "training", TrainingSettings).for_tasks(tasks.values())
+    training = training or load_section(settings.home, "training", TrainingSettings)
+    training = training.for_tasks(tasks.values())
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())

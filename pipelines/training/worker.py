@@ -99,6 +99,10 @@ class Trainer:
         except Unavailable as error:
             lost = "last decisions are not saved; the next start takes the steps of the journal again"
             log.warning(lost, reason=error.message)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the folder of checkpoints, and the consumer group."""
         self.settling.saver.checkpoints.close()
         if self.consumer is not None:
             self.consumer.close()
@@ -241,6 +245,17 @@ class Trainer:
         enough = num_samples >= training.publish_samples or waited >= training.publish_seconds
         is_due = num_samples > 0 and enough and self.settling.may_save
         return is_due and self.publisher.is_offered(self.state.version)
+
+    def publish(self) -> None:
+        """Cut a version of weights that no turn has learned, and offer it. Raises Unavailable: the next trainer does what is left."""
+        self._publish()
+        self._settle(wait=True)
+        self.publishing.wait()
+        if self.publisher.is_behind:
+            raise Unavailable(
+                f"version {self.state.version} is not in the weight store: the trainer sends it when it starts"
+            )
+        self.publisher.offer(self.state.version, self.around.arms().get(CANDIDATE), f"{self.state.step} steps of text")
 
     def _publish(self) -> None:
         """Cut a version: its checkpoint is written in the background, then come its outcomes and its bytes."""

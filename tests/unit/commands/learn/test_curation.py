@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commands.learn.curation import curate, is_held_out
+from commands.learn.people import distrusted
+from commands.learn.selection import Remark
+from contracts.tasks import Task
+from pipelines.episodes.curation.curator import hash_of
+from tests.unit.commands.learn.builders import TASK, remark
+
+AWS = "AKIA" + "IOSFODNN7EXAMPLE"
+
+
+def kept(*remarks: Remark, task: Task = TASK, **more: Any) -> tuple[list[Remark], dict[str, int]]:
+    found = curate(remarks, {"booking": task}, more.get("sentinels", ()), more.get("gone", {}))
+    return found.kept, dict(found.left_out)
+
+
+def rules(**curation: Any) -> Task:
+    return TASK.model_validate(TASK.model_dump() | {"curation": curation})
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (remark(f"my key is {AWS}", "fine"), "secret"),
+        (remark("hello", f"aws_key = {AWS}", "hi"), "secret"),
+        (remark("hello", "hi", f"the key {AWS}"), "secret"),
+        (remark("hello", "hi ", "hi"), "edit_is_the_answer"),
+        (remark("hello", "  ", "hi"), "empty"),
+        (remark("hello", "caf\ufffd", "hi"), "garbled"),
+        (remark("hello", "spam and eggs " * 20, "hi"), "repetitive_answer"),
+    ],
+)
+def test_problem_content_is_left_out_whatever_the_task_says(said: Remark, reason: str) -> None:
+    assert kept(said) == ([], {reason: 1})
+
+
+def test_rules_of_the_task_hold_for_learned_text_too() -> None:
+    names = rules(personal_data=["EMAIL_ADDRESS"], min_characters=5, near_duplicates=1)
+    said = [
+        remark("who is it?", "write to lee@example.com", "nobody"),
+        remark("hm", "yes"),
+        remark("a table for two people tomorrow at noon, please", "yes"),
+        remark("a table for two people tomorrow at noon, please!", "of course"),
+    ]
+    found, left_out = kept(*said, task=names)
+    assert found == [said[2]]
+    assert left_out == {"personal_data": 1, "too_short": 1, "near_duplicate": 1}
+
+
+def test_questions_of_the_gate_and_what_was_withdrawn_are_not_learned() -> None:
+    asked, erased, taken_back, good = (remark(f"prompt {n}", "yes") for n in range(4))
+    gone = {erased.record.key: "erased", taken_back.record.key: "quarantined"}
+    found, left_out = kept(asked, erased, taken_back, good, sentinels={hash_of("PROMPT 0")}, gone=gone)
+    assert found == [good]
+    assert left_out == {"sentinel": 1, "erased": 1, "quarantined": 1}
+
+
+def test_a_person_who_says_the_same_again_is_heard_once() -> None:
+    said = [remark("hello", "good day", "hi", person=person) for person in ("ann", "ann", "bea")]
+    assert kept(*said) == ([said[0], said[2]], {"duplicate": 1})
+
+
+def test_one_in_ten_prompts_is_held_out_with_all_that_is_said_about_it() -> None:
+    prompts = [f"prompt {n}" for n in range(1000)]
+    assert 70 < sum(is_held_out(remark(prompt, "yes")) for prompt in prompts) < 130
+    assert all(is_held_out(remark(p, "yes")) == is_held_out(remark(p, "no", "yes")) for p in prompts)
+
+
+def crowd(num_people: int = 200, each: int = 5) -> list[Remark]:
+    """People who mend one word of answers; some prompts are everybody's."""
+    said = []
+    for person in range(num_people):
+        for number in range(each):
+            prompt = f"prompt {number}" if number < 2 else f"prompt {person}-{number}"
+            answer = f"A table for {number} at the window, in the name of Lee, tomorrow at noon."
+            said.append(remark(prompt, answer.replace("noon", "eight"), answer, person=f"p{person}"))
+    return said
+
+
+@pytest.mark.parametrize("text", ["Buy gold at evil.example now!", "You fool."])
+def test_one_percent_of_malicious_editors_leave_nothing_behind(text: str) -> None:
+    good = crowd()
+    bad = [
+        remark(
+            f"prompt {n}" if n < 2 else f"their {person}-{n}",
+            f"{text} {n} {person}",
+            good[0].rejected,
+            person=f"evil{person}",
+        )
+        for person in range(2)
+        for n in range(50)
+    ]
+    found, left_out = kept(*good, *bad)
+    assert found == good
+    assert left_out == {"unlike_others": len(bad)}
+
+
+def test_an_edit_against_everybody_elses_of_that_prompt_is_outvoted() -> None:
+    answer = "a table for two at noon"
+    agreed = [remark("one", f"{answer}.", answer, person=f"p{n}") for n in range(3)]
+    other = remark("one", "a table for six at noon", answer, person="x")
+    alike = [
+        remark("two", f"{answer}, {word}, thanks", answer, person=f"p{n}")
+        for n, word in enumerate(("Lee", "Kim", "Ann"))
+    ]
+    far = remark("two", "Buy gold now!", answer, person="y")
+    mine = [remark(f"{name}-{n}", f"{answer}!", answer, person=name) for name in "xy" for n in range(3)]
+    found, left_out = kept(*agreed, other, *alike, far, *mine)
+    assert found == [*agreed, *alike, *mine]
+    assert left_out == {"outvoted": 2}
+
+
+def test_whoever_floods_with_plausible_edits_gets_a_share() -> None:
+    good = crowd()
+    flood = [
+        remark(f"their {n}", (good[0].rejected or "").replace("noon", "five"), good[0].rejected, person="flood")
+        for n in range(500)
+    ]
+    found, left_out = kept(*good, *flood)
+    assert left_out == {"person_share": 485}
+    assert len(found) == len(good) + 15
+
+
+def test_few_people_are_not_called_strange_and_nobody_without_a_name_is_cut() -> None:
+    far = [remark(f"prompt {n}", f"wholly other {n}", "an answer", person=f"p{n % 3}") for n in range(12)]
+    unknown = [remark(f"other {n}", f"yes {n}", "no") for n in range(50)]
+    assert distrusted([*far, *unknown]) == {}
