@@ -55,16 +55,25 @@ class ProviderSettings(Section):
             raise InvalidSettings(f"{self.key_from} is not set: {self.name} answers nobody without a key")
         return found
 
+    @property
+    def terms(self) -> str:
+        """Whether other models may learn from its answers, in words."""
+        return f"may train other models: {'yes' if self.may_train else 'no'} ([provider] may_train)"
+
     def cost_of(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
         """US dollars; None: prices or counts are not known."""
         if None in {self.input_price, self.output_price, prompt_tokens, completion_tokens}:
             return None
-        return ((prompt_tokens or 0) * (self.input_price or 0) + (completion_tokens or 0) * (self.output_price or 0)) / 1e6
+        return (
+            (prompt_tokens or 0) * (self.input_price or 0) + (completion_tokens or 0) * (self.output_price or 0)
+        ) / 1e6
 
 
 def chosen(provider: str, model: str) -> dict[str, object]:
     """The fields that `up --provider` decides: those of a known name, or of a URL."""
-    url, key_from, dialects = _KNOWN.get(provider, (provider.rstrip("/"), KEY, get_args(Spoken)))
+    if provider not in _KNOWN:
+        return {"url": provider.rstrip("/"), "model": model}
+    url, key_from, dialects = _KNOWN[provider]
     return {"url": url, "model": model, "key_from": key_from, "dialects": dialects}
 
 

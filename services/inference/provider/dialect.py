@@ -88,7 +88,9 @@ class Told:
     def count(self, prompt: int | None, completion: int | None) -> None:
         """Keep numbers of tokens, as far as they are such numbers."""
         self.prompt_tokens = prompt if prompt is not None and 0 <= prompt <= _MOST else self.prompt_tokens
-        self.completion_tokens = completion if completion is not None and 0 <= completion <= _MOST else self.completion_tokens
+        self.completion_tokens = (
+            completion if completion is not None and 0 <= completion <= _MOST else self.completion_tokens
+        )
 
     def end(self, reason: FinishReason) -> None:
         """Choices that go on end for this reason."""
@@ -140,7 +142,9 @@ class Dialect(ABC):
 def read_request(shape: type[ShapeType], body: bytes) -> tuple[ShapeType, dict[str, msgspec.Raw]]:
     """The fields that are read, and all of them unread. Raises InvalidRequest."""
     read, fields = read_json(shape, body), read_json(dict[str, msgspec.Raw], body)
-    check_metadata({name: value for name, value in (getattr(read, "metadata", None) or {}).items() if value is not None})
+    check_metadata(
+        {name: value for name, value in (getattr(read, "metadata", None) or {}).items() if value is not None}
+    )
     return read, fields
 
 

@@ -74,9 +74,7 @@ def _provided(told: Told, provider: ProviderSettings, *, is_first: bool) -> Prov
     )
 
 
-def _record(
-    call: PassedCall, index: int, choice: ToldChoice, provided: Provided, finished_at: float
-) -> Generation:
+def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided, finished_at: float) -> Generation:
     request, terms = call.sent.request, call.terms
     reason = choice.finish_reason or "cancelled"
     GENERATIONS_ENDED.labels(LIVE, terms.purpose, reason).inc()
@@ -106,7 +104,9 @@ def _record(
         arm_probability=1.0,
         spans=(),
         sampling=Sampling(
-            temperature=1.0 if heat is None else heat, top_p=1.0 if top_p is None else top_p, max_tokens=request.longest or 0
+            temperature=1.0 if heat is None else heat,
+            top_p=1.0 if top_p is None else top_p,
+            max_tokens=request.longest or 0,
         ),
         finish_reason=reason,
         created_at=call.created_at,

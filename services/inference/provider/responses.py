@@ -93,7 +93,9 @@ class Responses(Dialect):
         """See `Dialect`. The last event has the whole answer, which replaces its parts."""
         kind = content.get("type")
         if kind == "error" or (kind is None and content.get("error")):
-            raise ProviderFailed(f"the provider says in its answer: {str(content.get('error') or content)[:300]}", sent=content)
+            raise ProviderFailed(
+                f"the provider says in its answer: {str(content.get('error') or content)[:300]}", sent=content
+            )
         choice = told.choice()
         if kind in {"response.output_text.delta", "response.refusal.delta"}:
             choice.text += str(content.get("delta") or "")
@@ -143,6 +145,9 @@ def _messages(items: Iterable[Any]) -> Iterator[dict[str, Any]]:
             yield {"role": str(item.get("role")), "content": text_of(item.get("content"))}
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            yield {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "type": "function", "function": function}]}
+            yield {
+                "role": "assistant",
+                "tool_calls": [{"id": item.get("call_id"), "type": "function", "function": function}],
+            }
         elif kind == "function_call_output":
             yield {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": item.get("call_id")}

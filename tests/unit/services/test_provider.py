@@ -30,7 +30,9 @@ def test_a_known_provider_answers_nobody_without_a_key(monkeypatch: pytest.Monke
     assert ProviderSettings.model_validate(chosen("openai", "m")).key == "sk-1"
 
 
-@pytest.mark.parametrize("url", ["api.example.com/v1", "https://user:secret@example.com/v1", "ftp://example.com", "https://x/v1?key=1"])
+@pytest.mark.parametrize(
+    "url", ["api.example.com/v1", "https://user:secret@example.com/v1", "ftp://example.com", "https://x/v1?key=1"]
+)
 def test_a_url_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
     with pytest.raises(InvalidSettings, match="url"):
         make_section("[provider]", ProviderSettings, **chosen(url, "m"))

@@ -21,7 +21,14 @@ def chat_answer(text: str | None = "Sure.", **message: Any) -> dict[str, Any]:
     """A whole chat completion."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    return {"id": "chatcmpl-theirs", "object": "chat.completion", "created": 1, "model": NAMED, "choices": [choice], "usage": usage}
+    return {
+        "id": "chatcmpl-theirs",
+        "object": "chat.completion",
+        "created": 1,
+        "model": NAMED,
+        "choices": [choice],
+        "usage": usage,
+    }
 
 
 def chat_chunks(*texts: str, usage: bool = True) -> list[Any]:
@@ -63,7 +70,7 @@ class FakeProvider:
         """Any request."""
         body = await request.json()
         self.asked.append((path, dict(request.headers), body))
-        if self.status != 200 or not body.get("stream"):  # noqa: PLR2004 HTTP's own number
+        if self.status != 200 or not body.get("stream"):
             if isinstance(self.answer, str):
                 return Response(self.answer, self.status, self.headers)
             return JSONResponse(self.answer, self.status, self.headers)

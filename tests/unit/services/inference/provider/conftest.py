@@ -12,9 +12,9 @@ import pytest
 from contracts.records import Generation, GenerationBody, decode
 from contracts.topics import GENERATIONS
 from runtime.database import Database
+from runtime.settings import write_settings
 from services.inference.app import create_app
 from services.provider import ProviderSettings
-from runtime.settings import write_settings
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import StubbornLog
 from tests.unit.services.serving import make_home, make_key, serve, wait_until

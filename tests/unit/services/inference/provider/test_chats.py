@@ -32,7 +32,12 @@ def test_an_answer_comes_back_with_our_id_and_is_logged_as_the_providers(fronted
     assert answer._request_id == answer.id
     record, body = fronted.last()
     assert record.key == f"{answer.id}:0"
-    assert (record.session_id, record.join_key, record.person, record.tenant) == ("s", "order-1", "anna", fronted.tenant)
+    assert (record.session_id, record.join_key, record.person, record.tenant) == (
+        "s",
+        "order-1",
+        "anna",
+        fronted.tenant,
+    )
     assert (record.engine, record.spans, body.completion_ids, body.logprobs) == ("", (), b"", b"")
     assert (body.text, body.messages) == ("Sure.", [{"role": "user", "content": "table for 4"}])
     cost = (7 * 2.0 + 3 * 8.0) / 1e6
@@ -153,9 +158,16 @@ def test_answers_that_cannot_be_logged_say_so(fronted: Fronted) -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(429, openai.RateLimitError), (503, openai.InternalServerError), (400, openai.BadRequestError), (403, openai.PermissionDeniedError)],
+    [
+        (429, openai.RateLimitError),
+        (503, openai.InternalServerError),
+        (400, openai.BadRequestError),
+        (403, openai.PermissionDeniedError),
+    ],
 )
-def test_a_refusal_comes_back_as_the_provider_sent_it(fronted: Fronted, status: int, kind: type[openai.APIStatusError]) -> None:
+def test_a_refusal_comes_back_as_the_provider_sent_it(
+    fronted: Fronted, status: int, kind: type[openai.APIStatusError]
+) -> None:
     fronted.provider.status, fronted.provider.headers = status, {"retry-after": "17"}
     fronted.provider.answer = {"error": {"message": "not now", "type": "theirs", "code": "x"}}
     for stream in (False, True):
