@@ -81,8 +81,7 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
                 yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
             yield checked("versions", lambda: versions_of(settings), needed=False)
         else:
-            says = f"{provider.model} at {provider.url} answers, so there are no engines and versions; {provider.terms}"
-            yield Finding("provider", True, False, says)
+            yield Finding("provider", True, False, provider.says)
         yield from process_findings(settings)
         yield _files(settings)
         yield _private(home)

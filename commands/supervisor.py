@@ -78,6 +78,7 @@ class Supervisor:
         report: Callable[[str], None],
         replicas: Mapping[str, int] | None = None,
         more: Sequence[str] = (),
+        *,
         without: Collection[str] = (),
     ) -> None:
         self._home, self._sockets, self._report = home, sockets, report

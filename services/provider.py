@@ -60,6 +60,11 @@ class ProviderSettings(Section):
         """Whether other models may learn from its answers, in words."""
         return f"may train other models: {'yes' if self.may_train else 'no'} ([provider] may_train)"
 
+    @property
+    def says(self) -> str:
+        """What is said where versions are asked for."""
+        return f"{self.model} at {self.url} answers here, so there are no versions, engines and trainer; {self.terms}"
+
     def cost_of(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
         """US dollars; None: prices or counts are not known."""
         if None in {self.input_price, self.output_price, prompt_tokens, completion_tokens}:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -105,7 +106,7 @@ def test_a_home_in_front_of_a_provider_answers_joins_scores_shows_and_balances(t
     with serve(fake.app) as there, up(tmp_path, f"{there}/v1") as (url, key):
         settings = load_settings(tmp_path / "home")
         with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client:
-            asked = {"model": MODEL, "messages": [{"role": "user", "content": "four"}]}
+            asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "four"}]}
             answers = [client.chat.completions.create(**asked).id for _ in range(4)]
             fake.hold_after = 2
             fake.go.clear()
@@ -113,7 +114,9 @@ def test_a_home_in_front_of_a_provider_answers_joins_scores_shows_and_balances(t
                 answers.append([next(left), next(left)][0].id)
             wait_until(lambda: "cancelled" in states(settings))
             fake.go.set()
-            answers += [list(client.chat.completions.create(**asked, stream=True))[0].id for _ in range(3)]
+            for _ in range(3):
+                *_, last = client.chat.completions.create(**asked, stream=True)
+                answers.append(last.id)
         signals = [
             {"completion_id": answer, "name": "accepted", "value": place % 2 == 0}
             for place, answer in enumerate(answers)

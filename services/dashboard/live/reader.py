@@ -83,8 +83,8 @@ class StateReader:
             processes = self._pulses.statuses(heartbeats.read(connection, self._policy), now)
             front = self._front(connection)
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
-        shown = {"policy": self._policy, "rollout": rollout, "processes": processes, "front": front}
-        return build_state(rows, topics, versions, ledger, flow, now=now, **shown)
+        shown = {"policy": self._policy, "rollout": rollout, "processes": processes}
+        return build_state(rows, topics, versions, ledger, flow, now=now, front=front, **shown)
 
     def _front(self, connection: Connection) -> Front | None:
         if self._provider is None:

@@ -55,8 +55,9 @@ def loop_tiles(
     if not balanced:
         ledger = Tile("Ledger", "unbalanced", "see the alarm above", "bad")
     if front is not None:
+        by, cost = provider_tiles(front)
         answers = Tile("Answers", count(identities.generations.total), "logged")
-        return [_front_tile(front.provider), *_user_tiles(rows.scores), _cost_tile(front), answers, ledger]
+        return [by, *_user_tiles(rows.scores), cost, answers, ledger]
     return [
         Tile("Live", version(live), judged),
         *_user_tiles(rows.scores),
@@ -64,6 +65,20 @@ def loop_tiles(
         _trained_tile(identities.generations),
         ledger,
     ]
+
+
+def provider_tiles(front: Front) -> list[Tile]:
+    """Who answers, and what it costs that a user accepts an answer: with the answers that nobody accepted."""
+    name, (rewards, num_known, dollars) = "Cost per accepted answer", front.costs
+    by, accepted = _front_tile(front.provider), accept_rate(rewards)
+    if not num_known:
+        has_prices = front.provider.input_price is not None and front.provider.output_price is not None
+        unknown = "no usage of labelled answers is known yet"
+        return [by, Tile(name, MISSING, unknown if has_prices else "set input_price and output_price in [provider]")]
+    each = dollars / num_known
+    said = f"${each:.3g} an answer, of the last {count(len(rewards))} labelled"
+    said += f"; {count(len(rewards) - num_known)} without a known cost" if num_known < len(rewards) else ""
+    return [by, Tile(name, f"${each / accepted:.3g}" if accepted else MISSING, said)]
 
 
 def tenant_tiles(
@@ -100,24 +115,6 @@ def _user_tiles(answers: Sequence[ScoredAnswer]) -> list[Tile]:
 
 def _front_tile(provider: ProviderSettings) -> Tile:
     return Tile("Answered by", provider.model, f"{provider.origin}; {provider.terms}")
-
-
-def _cost_tile(front: Front) -> Tile:
-    """What it costs that a user accepts an answer, with the answers that nobody accepted."""
-    name, (rewards, num_known, dollars) = "Cost per accepted answer", front.costs
-    accepted = accept_rate(rewards)
-    if not num_known:
-        has_prices = front.provider.input_price is not None and front.provider.output_price is not None
-        missing = (
-            "no usage of labelled answers is known yet"
-            if has_prices
-            else "set input_price and output_price in [provider]"
-        )
-        return Tile(name, MISSING, missing)
-    each = dollars / num_known
-    said = f"${each:.3g} an answer, of the last {count(len(rewards))} labelled"
-    said += f"; {count(len(rewards) - num_known)} without a known cost" if num_known < len(rewards) else ""
-    return Tile(name, f"${each / accepted:.3g}" if accepted else MISSING, said)
 
 
 def _sentinel_tile(live: Version | None, base: Version | None) -> Tile:

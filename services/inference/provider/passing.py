@@ -146,7 +146,7 @@ class _PassedAnswer:
     async def _events(self, sent: httpx.Response) -> AsyncIterator[SentEvents]:
         """The events as the provider sends them. The last one is sent when the answer is durable."""
         call, told = self._call, self._told
-        held = b""
+        held, last = b"", dict[str, Any]()
         try:
             events = events_of(sent)
             async for event in events:
@@ -158,31 +158,36 @@ class _PassedAnswer:
                     break
                 content = _object(event.data)
                 is_last = call.dialect.hear(content, told)
-                if (shown := self._shown(content)) is not None and not is_last:
-                    yield SentEvents(shown)
-                elif is_last:
-                    held = shown or b""
+                shown = self._shown(content)
+                if is_last:
+                    last, held = shown, call.dialect.event(shown)
                     break
+                if shown:
+                    yield SentEvents(call.dialect.event(shown))
             if not told.has_ended:
                 raise ProviderFailed("the provider's stream ended before its answer")
         except MillraceError as error:
             _log.warning("a stream of the provider failed", reason=error.message, completion=call.completion_id)
             await self._record("error")
-            yield SentEvents(call.dialect.event(error.facts.get("sent") or call.dialect.failure(error)), last=True)
+            its_own = error.facts.get("sent")
+            content = its_own if isinstance(its_own, dict) else call.dialect.failure(error)
+            yield SentEvents(call.dialect.event(content), last=True)
             return
         logged, _ = await asyncio.gather(self._record(), _drained(events))
         if not logged:
-            held = call.dialect.event({**_MARK, "id": call.completion_id, "millrace": {"logged": False}}) + held
+            mark = {"millrace": {"logged": False}}
+            chunk = {"id": call.completion_id, "object": "chat.completion.chunk", "choices": [], **mark}
+            held = call.dialect.event({**last, **mark}) if last else call.dialect.event(chunk) + held
         yield SentEvents(held, last=True, whole=True)
 
-    def _shown(self, content: dict[str, Any]) -> bytes | None:
-        """An event for the client; None: it did not ask for it."""
+    def _shown(self, content: dict[str, Any]) -> dict[str, Any]:
+        """An event for the client; empty: it did not ask for it."""
         call = self._call
         if call.sent.hides_usage:
             if content.get("usage") and not content.get("choices"):
-                return None
+                return {}
             content.pop("usage", None)
-        return call.dialect.event(call.dialect.named(content, call.completion_id, call.beside))
+        return call.dialect.named(content, call.completion_id, call.beside)
 
     async def _refusal(self, sent: httpx.Response) -> Response:
         """A status of the provider's that is no answer, as it sent it. Our key is not the caller's business."""
@@ -201,9 +206,6 @@ class _PassedAnswer:
         error = ProviderFailed(f"the provider says {status}: {body[:300].decode(errors='replace')}")
         error.headers = headers
         return reply_error(error, self._call.dialect.failure(error), status)
-
-
-_MARK = {"object": "chat.completion.chunk", "choices": list[Any]()}
 
 
 def _name(call: PassedCall, response_id: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
+from contracts.assignments import LIVE
 from contracts.draws import is_asked
 from contracts.keys import Caller
+from contracts.record_checks import MAX_ID
 from contracts.records import Attempt, Generation, GenerationBody, Provided, pack_body
 from contracts.sampling import Sampling
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
-from services.inference.arms import LIVE
 from services.inference.provider.dialect import Dialect, PassedRequest, Told, ToldChoice
 from services.inference.recorder import COMPLETION_TOKENS, PROMPT_TOKENS
 from services.inference.terms import Terms
@@ -58,20 +61,13 @@ def records_of(call: PassedCall, told: Told, provider: ProviderSettings, finishe
 
 
 def _provided(told: Told, provider: ProviderSettings, *, is_first: bool) -> Provided:
-    about = Provided(
-        origin=provider.origin, model=told.model.replace("\0", "")[:128] or provider.model, may_train=provider.may_train
-    )
+    model = told.model.replace("\0", "")[:MAX_ID] or provider.model
+    about = Provided(origin=provider.origin, model=model, may_train=provider.may_train)
     if not is_first:
         return about
-    counts = (told.prompt_tokens, told.completion_tokens)
-    return Provided(
-        origin=about.origin,
-        model=about.model,
-        prompt_tokens=counts[0],
-        completion_tokens=counts[1],
-        cost=provider.cost_of(*counts),
-        may_train=about.may_train,
-    )
+    prompt, completion = told.prompt_tokens, told.completion_tokens
+    cost = provider.cost_of(prompt, completion)
+    return msgspec.structs.replace(about, prompt_tokens=prompt, completion_tokens=completion, cost=cost)
 
 
 def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided, finished_at: float) -> Generation:

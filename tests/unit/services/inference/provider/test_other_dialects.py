@@ -87,6 +87,13 @@ def test_a_message_comes_back_with_our_id_and_is_logged(fronted: Fronted, stream
     assert (record.provided.prompt_tokens, record.provided.completion_tokens) == (7, 3)
 
 
+def test_a_stream_of_messages_that_cannot_be_logged_says_so_in_its_last_event(fronted: Fronted) -> None:
+    fronted.provider.events = MESSAGE_EVENTS
+    fronted.log.full.set()
+    text = fronted.send("messages", {**ASKED, "stream": True}).text
+    assert text.endswith('data: {"type":"message_stop","millrace":{"logged":false}}\n\n')
+
+
 def test_failures_of_messages_have_anthropics_shape(fronted: Fronted) -> None:
     fronted.provider.status, fronted.provider.answer = 503, "<html>"
     refused = fronted.send("messages", ASKED)
