@@ -29,7 +29,7 @@ from services.dashboard.live.charts import Flow, acceptance, legs, newest_live, 
 from services.dashboard.live.identities import Identities, identities
 from services.dashboard.live.pulses import Pulses
 from services.dashboard.live.state import State, build_state
-from services.dashboard.live.tiles import NUM_LATEST, Front
+from services.dashboard.live.tiles import NUM_LATEST, FrontFigures
 from services.dashboard.live.timeline import Published
 from services.dashboard.live.traffic import CONSUMERS, Traffic, TrafficReader
 from services.dashboard.live.watcher import ThrottledValue
@@ -86,10 +86,10 @@ class StateReader:
         shown = {"policy": self._policy, "rollout": rollout, "processes": processes}
         return build_state(rows, topics, versions, ledger, flow, now=now, front=front, **shown)
 
-    def _front(self, connection: Connection) -> Front | None:
+    def _front(self, connection: Connection) -> FrontFigures | None:
         if self._provider is None:
             return None
-        return Front(self._provider, self._costs.get(lambda: queries.read_costs(connection, NUM_LATEST)))
+        return FrontFigures(self._provider, self._costs.get(lambda: queries.read_costs(connection, NUM_LATEST)))
 
     def _check_ledger(self, now: float) -> tuple[dict[str, Traffic], Identities]:
         """Check the identities, and set the metrics that alarms look at."""

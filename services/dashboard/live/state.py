@@ -15,7 +15,7 @@ from services.dashboard.live.charts import Columns, Flow, Leg, answers_over_time
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.pulses import ProcessStatus
 from services.dashboard.live.queries import LoopRows, Rows
-from services.dashboard.live.tiles import Front, Tile, loop_tiles
+from services.dashboard.live.tiles import FrontFigures, Tile, loop_tiles
 from services.dashboard.live.timeline import Published, Version, timeline
 from services.dashboard.live.traffic import RATE_SECONDS, Lag, Traffic, lags
 from services.dashboard.rollout.state import Rollout
@@ -68,8 +68,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     generations: Identity
     signals: Identity
     rates: Columns
-    is_fronted: bool = False
-    """A provider answers: there are no versions."""
 
 
 class State(Overview, frozen=True, kw_only=True):
@@ -91,6 +89,8 @@ class State(Overview, frozen=True, kw_only=True):
     dead_letters: list[dict[str, Any]]
     rollout: Rollout
     processes: list[ProcessStatus]
+    is_fronted: bool
+    """A provider answers: there are no versions."""
 
 
 def build_state(
@@ -101,7 +101,7 @@ def build_state(
     flow: Flow,
     *,
     now: float,
-    front: Front | None = None,
+    front: FrontFigures | None = None,
     **shown: Any,
 ) -> State:
     """The state from one look at the database, the log and the weight store. `shown`: its fields that are shown as they are."""

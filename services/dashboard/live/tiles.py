@@ -37,7 +37,7 @@ class Tile(msgspec.Struct, frozen=True):
     mood: Literal["", "good", "bad"] = ""
 
 
-class Front(NamedTuple):
+class FrontFigures(NamedTuple):
     """What stands in front, if a provider answers, and what its answers cost."""
 
     provider: ProviderSettings
@@ -45,7 +45,7 @@ class Front(NamedTuple):
 
 
 def loop_tiles(
-    rows: LoopRows, versions: Mapping[int, Version], identities: Identities, front: Front | None = None
+    rows: LoopRows, versions: Mapping[int, Version], identities: Identities, front: FrontFigures | None = None
 ) -> list[Tile]:
     """The figures of the whole loop."""
     live, candidate = rows.version_of(LIVE), rows.version_of(CANDIDATE)
@@ -67,7 +67,7 @@ def loop_tiles(
     ]
 
 
-def provider_tiles(front: Front) -> list[Tile]:
+def provider_tiles(front: FrontFigures) -> list[Tile]:
     """Who answers, and what it costs that a user accepts an answer: with the answers that nobody accepted."""
     name, (rewards, num_known, dollars) = "Cost per accepted answer", front.costs
     by, accepted = _front_tile(front.provider), accept_rate(rewards)

@@ -78,7 +78,6 @@ class TenantReader:
             tenant=tenant,
             live=live,
             tiles=tenant_tiles(live, scores, generations, signals, self._provider),
-            is_fronted=self._provider is not None,
             rewards=answers_over_time(scores),
             generations=generations,
             signals=signals,

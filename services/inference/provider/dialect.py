@@ -157,7 +157,7 @@ def shaped(shape: type[ShapeType], content: Any) -> ShapeType:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, for people and graders. What is no text leaves its type: `[image_url]`."""
+    """The text of a message's content, for people and graders. Of other parts the type is left: `[image_url]`."""
     if isinstance(content, list):
         return "\n".join(_part(part) for part in content)
     return content if isinstance(content, str) else ""

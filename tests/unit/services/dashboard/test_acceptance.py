@@ -9,7 +9,7 @@ from contracts.tables import behaviour, generation
 from runtime.settings import Settings
 from services.dashboard.live.charts import acceptance
 from services.dashboard.live.queries import Costs, ScoredAnswer, SentinelValue, UserReward, read_costs
-from services.dashboard.live.tiles import LEAST_FOR_RATE, NUM_LATEST, TOO_FEW, Front, provider_tiles, tenant_tiles
+from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, FrontFigures, provider_tiles, tenant_tiles
 from services.provider import ProviderSettings
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.worlds.dashboard.databases import reading, writing
@@ -79,7 +79,7 @@ PRICED = ProviderSettings(url="https://api.openai.com/v1", model="big", input_pr
 
 
 def test_the_cost_of_an_accepted_answer_counts_those_that_nobody_accepted() -> None:
-    tiles = provider_tiles(Front(PRICED, Costs([1.0, 0.0, 0.0, 0.0, 1.0], 4, 2.0)))
+    tiles = provider_tiles(FrontFigures(PRICED, Costs([1.0, 0.0, 0.0, 0.0, 1.0], 4, 2.0)))
     assert [(tile.value, tile.detail) for tile in tiles] == [
         ("big", "openai; may train other models: no ([provider] may_train)"),
         ("$1.25", "$0.5 an answer, of the last 5 labelled; 1 without a known cost"),
@@ -90,12 +90,12 @@ def test_the_cost_of_an_accepted_answer_counts_those_that_nobody_accepted() -> N
     ("provider", "costs", "says"),
     [
         (PRICED, Costs([1.0], 0, 0.0), "no usage"),
-        (ProviderSettings(), Costs([1.0], 0, 0.0), "set input_price and output_price"),
+        (ProviderSettings(url="https://llm.example/v1"), Costs([1.0], 0, 0.0), "set input_price and output_price"),
         (PRICED, Costs([0.0], 1, 0.5), "$0.5 an answer"),
     ],
 )
 def test_a_cost_that_nobody_knows_is_no_number(provider: ProviderSettings, costs: Costs, says: str) -> None:
-    cost = provider_tiles(Front(provider, costs))[1]
+    cost = provider_tiles(FrontFigures(provider, costs))[1]
     assert cost.value == "\N{EN DASH}"
     assert says in cost.detail
 
@@ -112,7 +112,7 @@ def test_costs_stand_in_the_records_of_the_newest_labelled_answers(small: Settin
         where = table.completion_id == bindparam("id")
         connection.execute(update(generation).where(where).values(record=bindparam("of")), changed)
     with reading(small) as connection:
-        costs = read_costs(connection, NUM_LATEST)
-    assert len(costs.rewards) == NUM_LATEST
-    assert 0 < costs.num_known < NUM_LATEST
+        costs = read_costs(connection, 10)
+    assert len(costs.rewards) == 10
+    assert 0 < costs.num_known < 10
     assert costs.dollars == costs.num_known * 0.5
