@@ -121,7 +121,7 @@ def build_state(
         curves=_curves(rows.steps),
         decisions=[row._asdict() for row in rows.changes[:NUM_DECISIONS]],
         arms=_arms(rows),
-        lags=lags(traffic),
+        lags=[lag for lag in lags(traffic) if front is None or lag.topic != EXPERIENCES],
         dead_letters=[row._asdict() for row in rows.dead_letters],
         **identities._asdict(),
         **flow._asdict(),
