@@ -37,6 +37,7 @@ from runtime.log.loss_detection import losses, read_positions, refusal
 from runtime.private_files import open_to_others
 from runtime.settings import Settings, load_section, load_settings
 from runtime.settings_file import settings_file
+from services.provider import load_provider
 from weights.stores.opening import inspect_store
 from weights.versions.keys import keyring_of, signer_of, signing_key
 
@@ -74,10 +75,14 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
         settings = load_settings(home)
         yield sections_finding(home)
         yield checked("keys", lambda: _keys(settings))
-        yield from engine_findings(settings)
+        if (provider := load_provider(settings)) is None:
+            yield from engine_findings(settings)
+            for gate in gates_of_home(settings):
+                yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
+            yield checked("versions", lambda: versions_of(settings), needed=False)
+        else:
+            yield Finding("provider", True, False, provider.says)
         yield from process_findings(settings)
-        for gate in gates_of_home(settings):
-            yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)
         yield _private(home)
         with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
@@ -85,7 +90,6 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
             yield checked("clock", lambda: _clock(database), needed=False)
         if settings.weights_url:
             yield checked("weights", lambda: store_finding(str(settings.weights_url)))
-        yield checked("versions", lambda: versions_of(settings), needed=False)
         yield from deep_findings(settings) if deep else port_findings(settings)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "found: try --device cuda" if gpu else "none: everything runs on the CPU")

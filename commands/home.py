@@ -1,4 +1,4 @@
-"""Prepares a home: settings, tables, keys, the base policy as version 0, and `live` pointing at it.
+"""Prepares a home: settings, tables, keys, the base policy as version 0, and `live` pointing at it; without a base policy none of the last two.
 
 At a later start it writes the settings of that start and makes only what is missing: the run goes on, with the same policy.
 Where MILLRACE_SETTINGS names the settings, they are not written, and secrets are taken from the environment instead of made.
@@ -118,13 +118,14 @@ def prepare_home(
     tasks = check_tasks(settings.tasks, settings.web_url, print)
     if is_started and not is_given():
         settings = _continued(settings, load_settings(settings.home))
-    policy, base = settings.policy, _load_base(settings, inspect)
+    policy, base = settings.policy, _load_base(settings, inspect) if settings.base else None
     if not is_started:  # if keys are missing later, only a person may replace them
         make_first_keys(settings.home)
     store = open_weight_store(settings, publishes=True)
     stored_root = _base_root(store, policy)
-    signer = signer_of(settings) if stored_root is None else None
-    if stored_root not in {None, root_of(base)}:
+    is_published = base is None or stored_root is not None
+    signer = None if is_published else signer_of(settings)
+    if base is not None and stored_root not in {None, root_of(base)}:
         differ = f"the weights in {settings.base} differ from those that {settings.home} started with"
         raise InvalidSettings(f"{differ}; restore them, or choose another --home")
     check_files(settings)
@@ -135,7 +136,7 @@ def prepare_home(
     propose_expected(tasks, database, print)
     if not is_given():
         write_settings(settings, sections)
-    if stored_root is None:
+    if base is not None and not is_published:
         publish_version(
             store,
             policy=policy,
@@ -154,7 +155,7 @@ def prepare_home(
     app_key = _make_secrets(database, settings.home)
     with database.transaction() as connection:
         assignments.note_run(connection, policy, settings.run)
-        if LIVE not in assignments.read(connection, policy):
+        if base is not None and LIVE not in assignments.read(connection, policy):
             assignments.move(
                 connection,
                 policy=policy,
@@ -299,6 +300,8 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
+    if held.base and not settings.base:
+        raise InvalidSettings(f"{held.home} has a policy of its own: choose another --home for a provider")
     if "partitions" in settings.model_fields_set and settings.partitions != held.partitions:
         raise InvalidSettings(
             f"{held.home} has {held.partitions} partitions, not {settings.partitions}, and this number can never change, because records "

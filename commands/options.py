@@ -14,6 +14,15 @@ from runtime.settings import Settings
 DEFAULT_HOME = Path("runs/home")
 HomeOption = Annotated[Path, typer.Option("--home", help="Folder with the settings, log, database and weights.")]
 PolicyOption = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
+ProviderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--provider",
+        metavar="openai|anthropic|URL",
+        help="Pass requests on to somebody else's model, instead of a policy. Its key: OPENAI_API_KEY, ANTHROPIC_API_KEY or MILLRACE_PROVIDER_KEY.",
+    ),
+]
+ProviderModelOption = Annotated[str, typer.Option("--provider-model", help="The provider's name of the model.")]
 TASK_HELP = "Task file. Repeat it for more tasks; the first is the default."
 TaskFilesOption = Annotated[list[Path], typer.Option("--task", help=TASK_HELP)]
 NameOption = Annotated[

@@ -31,6 +31,7 @@ from runtime.settings import load_section, load_settings
 from runtime.settings_file import settings_file
 from runtime.train_settings import TrainSettings
 from services.dashboard.rollout.words import left_sentence, slot_sentences, unit_sentence
+from services.provider import load_provider
 from weights.stores.opening import open_weight_store
 
 _ROW = "{:<8} {:<7} {:<12} {:>7} {:>8} {:>8}  {:<11} {}"
@@ -175,6 +176,8 @@ def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
 
 
 def _slots_say(connection: Connection, policy: str, home: Path, now: float) -> list[str]:
+    if (provider := load_provider(load_settings(home))) is not None:
+        return [provider.says]
     running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
     return slot_sentences(
         {arm for row in running for arm in row.slots},

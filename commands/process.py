@@ -32,12 +32,14 @@ from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
 from runtime.passwords import check_passwords
-from runtime.settings import load_settings, read_home_settings
+from runtime.settings import Settings, load_settings, read_home_settings
 from runtime.settings_file import settings_file
+from services.provider import load_provider
 
 # One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
 _LONG_WORKERS = {"training", "release", "rewards", *FOLLOWED}
 _LONGEST_END_SECONDS = 30.0
+_OF_WEIGHTS = {"engine", "training", "release", *FOLLOWED}
 # These append to the log or read on in it, so it must be the database's own log. The engine does neither; the dashboard shows it;
 # release may skip records, see `runtime/worker.py`.
 _ON_THE_LOG = {"web", "inference", "feedback", "episodes", "rewards", "training"}
@@ -78,6 +80,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         settings = load_settings(home)
         check_passwords(settings, os.environ)
         check_section_names(read_home_settings(home) or (), str(settings_file(home)))
+        _check_has_weights(name, settings)
         check_release(home)
         if name in _ON_THE_LOG:
             _check_log(home, may_wait=name in SERVERS)
@@ -109,6 +112,12 @@ def check_release(home: Path) -> None:
         raise
     except Unavailable as error:
         log.warning("schema not compared with this release's", reason=error.message)
+
+
+def _check_has_weights(name: str, settings: Settings) -> None:
+    """Raises InvalidSettings: the process is about versions, and a provider answers in this home."""
+    if name in _OF_WEIGHTS and (provider := load_provider(settings)) is not None:
+        raise InvalidSettings(provider.says)
 
 
 def _check_log(home: Path, *, may_wait: bool) -> None:

@@ -16,6 +16,7 @@ from runtime.settings import Section, load_section, read_home_settings
 from runtime.settings_file import settings_file
 from runtime.train_settings import TrainSettings
 from services.engine.settings import EngineSettings
+from services.provider import ProviderSettings
 
 KINDS: Mapping[str, type[Section]] = MappingProxyType(
     {
@@ -24,6 +25,7 @@ KINDS: Mapping[str, type[Section]] = MappingProxyType(
         "release": ReleaseSettings,
         "train": TrainSettings,
         "webhooks": WebhookSettings,
+        "provider": ProviderSettings,
     }
 )
 """Those of every home."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -64,10 +64,11 @@ class Supervisor:
 
     Args:
         home: its folder.
-        sockets: by name, of the servers that run here. Every worker runs.
+        sockets: by name, of the servers that run here.
         report: called with each line for the operator.
         replicas: by name, how many of a process, if not one.
         more: processes beside servers and workers.
+        without: workers that do not run.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class Supervisor:
         report: Callable[[str], None],
         replicas: Mapping[str, int] | None = None,
         more: Sequence[str] = (),
+        *,
+        without: Collection[str] = (),
     ) -> None:
         self._home, self._sockets, self._report = home, sockets, report
-        self._replicas, self._more = replicas or {}, more
+        self._replicas, self._more, self._without = replicas or {}, more, without
         self._operations: dict[str, socket.socket] = {}
         self._own: Operations | None = None
         self.children: dict[str, Child] = {}
@@ -87,7 +90,8 @@ class Supervisor:
 
     def start(self) -> None:
         """Start every process and its replicas: `episodes`, `episodes-2`."""
-        names = [name for name in SERVERS if name in self._sockets] + [*self._more, *WORKERS]
+        workers = [name for name in WORKERS if name not in self._without]
+        names = [name for name in SERVERS if name in self._sockets] + [*self._more, *workers]
         children = [child for name in names for child in replica_names(name, self._replicas.get(name, 1))]
         self._operations = {child: socket.create_server((_LOOPBACK, 0)) for child in [*children, _OWN_NAME]}
         self._own = Operations(listening=self._operations[_OWN_NAME])

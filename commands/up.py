@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,8 +35,12 @@ from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
 from runtime.settings import Section, Settings, load_section, make_section
 from runtime.settings_file import SETTINGS, is_given, settings_file
 from services.engine.settings import EngineSettings
+from services.provider import ProviderSettings, load_provider
+from services.provider import chosen as chosen_provider
 
 _BACKLOG = 1024
+_OF_WEIGHTS = ("training", "release")
+"""Workers that have nothing to do where a provider answers."""
 _SAY_SECONDS = 20.0
 """Between two lines about what a slow start waits for."""
 _MOST_ENDS = 8
@@ -46,7 +50,9 @@ console = Console(highlight=False, soft_wrap=True)
 
 def up(
     *,
-    policy: options.PolicyOption,
+    policy: Annotated[str | None, typer.Option(help="Folder or hub id of the base policy.")] = None,
+    provider: options.ProviderOption = None,
+    provider_model: options.ProviderModelOption = "",
     tasks: options.TaskFilesOption,
     home: options.HomeOption = options.DEFAULT_HOME,
     name: options.NameOption = "",
@@ -67,8 +73,13 @@ def up(
     engine_url: options.EngineUrlsOption = None,
     slots: options.SlotsOption = None,
 ) -> None:
-    """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
+    """Start Millrace with your own policy, or in front of a provider, and with your tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
+    if provider is not None or policy is None:
+        of_policy = (policy, learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
+        front = provider_of(provider, provider_model, of_policy)
+        _up_in_front(front, home, port, servers, name=name, tasks=tasks, **options.chosen_settings(chosen))
+        return
     with until_interrupted(), claimed(home):
         urls = engine_url or ()
         engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, urls, slots=slots, device=device)
@@ -109,6 +120,30 @@ def up(
             console.print(f"[yellow]{limit}")
         replicas = servers.replicas | {"engine": engines_chosen.num_own}
         with running(ready, sockets, replicas, engines_chosen) as supervisor:
+            greet(ready)
+            supervisor.watch(threading.Event())
+
+
+def provider_of(provider: str | None, model: str, of_policy: Iterable[object]) -> ProviderSettings:
+    """What `--provider` says. `of_policy`: values of options that only a policy needs. Raises InvalidSettings; also if its key is missing."""
+    if provider is None or not model or any(value is not None for value in of_policy):
+        either = "--policy FOLDER, or --provider openai|anthropic|URL with --provider-model NAME"
+        raise InvalidSettings(
+            f"give {either}; a provider has no engine and no trainer, so their options go with --policy"
+        )
+    found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model))
+    _ = found.key
+    return found
+
+
+def _up_in_front(front: ProviderSettings, home: Path, port: int, servers: Servers, *, name: str, **chosen: Any) -> None:
+    """A home without weights, engine, trainer and release."""
+    with until_interrupted(), claimed(home):
+        sockets = listen(port, split=servers.is_shared, num_engines=0)
+        named = name or name_of(front.model)
+        settings = new_settings(home, sockets, name=named, base=None, device="cpu", servers=servers, **chosen)
+        ready = prepare_home(settings, {"provider": front})
+        with running(ready, sockets, servers.replicas) as supervisor:
             greet(ready)
             supervisor.watch(threading.Event())
 
@@ -201,9 +236,16 @@ def new_settings(home: Path, sockets: Mapping[str, socket.socket], **chosen: Any
 
 
 def make_settings(
-    home: Path, *, name: str, base: Path, tasks: list[Path], device: str, servers: Servers = EMBEDDED, **addresses: Any
+    home: Path,
+    *,
+    name: str,
+    base: Path | None,
+    tasks: list[Path],
+    device: str,
+    servers: Servers = EMBEDDED,
+    **addresses: Any,
 ) -> Settings:
-    """Settings of a new run. `name`: of the policy, that is, the `model` that apps ask for. `base`: its folder.
+    """Settings of a new run. `name`: of the policy, that is, the `model` that apps ask for. `base`: its folder; None: a provider answers.
 
     `addresses`: hosts and ports, and other values, named as in `Settings`.
     """
@@ -213,7 +255,7 @@ def make_settings(
         home=home.resolve(),
         run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
         policy=name,
-        base=str(base),
+        base="" if base is None else str(base),
         tasks=tuple(task.resolve() for task in tasks),
         device=device,
         **servers._asdict(),
@@ -231,12 +273,18 @@ def running(
     """Start the processes of a home, wait until they are ready, and stop them at the end of the block."""
     settings = home.settings
     supervisor = Supervisor(
-        settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas, engine.workers
+        settings.home,
+        sockets,
+        lambda line: console.print(f"[yellow]{line}"),
+        replicas,
+        engine.workers,
+        without=() if settings.base else _OF_WEIGHTS,
     )
     supervisor.start()
     console.print(f"[dim]starting, which takes up to a minute; {settings.home / 'logs'} has what each process says")
     try:
-        _wait_ready(settings, supervisor, engine.start_seconds + size_of(Path(settings.base)) / LOAD_RATE)
+        load_seconds = size_of(Path(settings.base)) / LOAD_RATE if settings.base else 0.0
+        _wait_ready(settings, supervisor, engine.start_seconds + load_seconds)
         yield supervisor
     finally:
         supervisor.stop()
@@ -248,13 +296,16 @@ def greet(home: Home) -> None:
     """Print the addresses and keys that a person needs, and what gates each task."""
     settings = home.settings
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
+    if (front := load_provider(settings)) is not None:
+        console.print(f"  answers       of {front.model} at {front.url}; {front.terms}")
     if settings.is_split:
         console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
     link = dashboard_link(settings.home)
     console.print(f"  dashboard     {link}   (works once; for another: millrace link --home {settings.home})")
     print_keys_of(home)
     console.print(f"  home          {settings.home}")
-    print_gates(console, settings)
+    if settings.base:
+        print_gates(console, settings)
 
 
 def print_keys_of(home: Home) -> None:

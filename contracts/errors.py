@@ -30,6 +30,8 @@ MillraceError
 │   └── Overloaded               the engine's queue is full, or a tenant has had too much compiled; says when to retry
 ├── EngineFailed (502)           the engine's answer is invalid
 │   └── EngineSilent (504)       the engine accepted a request and then stopped answering: the client must not retry
+├── ProviderFailed (502)         the provider in front gave no answer that can be passed on
+│   └── ProviderSilent (504)     it accepted a request and then stopped answering
 ├── Unavailable (503)            temporary: storage full, server restarting
 │   ├── EngineRestarted          the generation loop crashed during the request: nothing was kept
 │   ├── ClockOff                 this machine's clock differs too much from the database's
@@ -212,6 +214,16 @@ class EngineSilent(EngineFailed):
     status = 504
     code = "engine_silent"
     headers = MappingProxyType({"x-should-retry": "false"})
+
+
+class ProviderFailed(MillraceError):
+    status = 502
+    code = "provider_failed"
+
+
+class ProviderSilent(ProviderFailed):
+    status = 504
+    code = "provider_silent"
 
 
 class Unavailable(MillraceError):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from contracts.clusters import Clusters, words_of
 from contracts.event_log import MAX_RECORD_BYTES, Message
-from contracts.records import SIGNALLED, Experience, Outcome, Score
+from contracts.records import SIGNALLED, Experience, Outcome, Score, State
 from contracts.segments import with_answer
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
@@ -142,11 +142,12 @@ _TOO_LARGE = rubric.RewardVerdict(None, "unscored", "infra", "too_large")
 
 
 def messages_of(task: Task, item: UnpackedEpisode, weighted: rubric.WeightedVerdict, at: float) -> list[Message]:
-    """The experience of an episode, and an outcome if one that people judge has no reward. `at`: UTC epoch seconds."""
+    """The experience of an episode; and an outcome if one that people judge has no reward, or if a provider answered. `at`: UTC epoch seconds."""
     experience = message(EXPERIENCES, item.episode.key, experience_of(task, item, weighted, at))
     if experience.num_bytes > MAX_RECORD_BYTES:
         return [outcome_message(item, _TOO_LARGE, at)]
-    if weighted.verdict.reward is None and item.turn.purpose in SIGNALLED:
+    has_none = weighted.verdict.reward is None or item.turn.provided is not None
+    if has_none and item.turn.purpose in SIGNALLED:
         return [experience, outcome_message(item, weighted.verdict, at)]
     return [experience]
 
@@ -183,13 +184,17 @@ def _learned(score: Score) -> Score:
 
 
 def outcome_message(item: UnpackedEpisode | LostEpisode, verdict: rubric.RewardVerdict, at: float) -> Message:
-    """Why an episode has no reward."""
+    """Why nothing can be learned from an episode: it has no reward; or a provider answered, and no ratio trains on that.
+
+    A trainer that learns from it in another way says so later, and its word counts.
+    """
+    states: dict[str, State] = {"unlabelled": "unlabelled", "scored": "off_support"}
     outcome = Outcome(
         key=item.episode.key,
         revision=item.episode.revision,
         epoch=0,
-        state="unlabelled" if verdict.status == "unlabelled" else "unscored",
-        reason=verdict.reason,
+        state=states.get(verdict.status, "unscored"),
+        reason="provider" if verdict.status == "scored" else verdict.reason,
         writer="rewards",
         at=at,
     )

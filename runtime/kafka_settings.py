@@ -36,11 +36,9 @@ class KafkaSettings(BaseModel):
     kafka_key: Path | None = None
     """PEM file of its private key, without a password."""
     kafka_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    """How to sign in to Kafka: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`. Without it, no sign-in, or by the
-    certificate alone."""
+    """How to sign in to Kafka: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`. Without it, at most by certificate."""
     kafka_user: str | None = None
-    """User of PLAIN and SCRAM, or client id at `kafka_token_url`. Its password or secret is in the variable
-    `MILLRACE_KAFKA_PASSWORD`, or in the file that `MILLRACE_KAFKA_PASSWORD_FILE` names."""
+    """User of PLAIN and SCRAM, or client id at `kafka_token_url`; its secret is `MILLRACE_KAFKA_PASSWORD`."""
     kafka_token_url: str | None = None
     """For OAUTHBEARER: address that gives a token to the client (OAuth 2.0, grant `client_credentials`)."""
     kafka_token_scope: str | None = None

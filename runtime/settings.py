@@ -55,7 +55,7 @@ class Settings(KafkaSettings, Section):
     policy: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
     """Name of the policy: apps send it as the `model` of a request."""
     base: str
-    """Folder or Hugging Face id of the base policy."""
+    """Folder or Hugging Face id of the base policy. Empty: a provider answers, see `[provider]`."""
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task files; the first is the default task."""
     web_host: str = "127.0.0.1"

@@ -23,7 +23,12 @@ _ENGINE_SECONDS = 5.0
 
 
 def engine_check(settings: Settings) -> Check:
-    """Unready while no engine that announces itself (without any, the one at `engine_url`) serves the arm live and takes our key."""
+    """Unready while no engine that announces itself (without any, the one at `engine_url`) serves the arm live and takes our key.
+
+    Where a provider answers there is no engine, and a look at the provider would cost money: users see its outages as it tells them.
+    """
+    if not settings.base:
+        return lambda: None
     headers = authorization(engine_key(settings.home))
     database, base = settings.database(), fingerprint(settings.base)
     held: list[EngineReplica] = []

@@ -69,7 +69,7 @@ def _newest_checkpoint(folder: Path) -> int:
 def task_findings(settings: Settings) -> Iterator[Finding]:
     """One finding per task file, and one per judge."""
     base = Path(settings.base)
-    if not (base / "config.json").is_file():
+    if settings.base and not (base / "config.json").is_file():
         yield missing("base", f"{base} holds no policy: copy it there, or name another at the start with --policy")
     for path in settings.tasks:
         try:

@@ -95,7 +95,8 @@ def _ports(settings: Settings) -> Iterator[_Port]:
     ):
         if number is not None:
             yield _Port(process, host or settings.web_host, number, path)
-    yield _Port("engine", settings.engine_host, settings.engine_port, "/state")
+    if settings.base:
+        yield _Port("engine", settings.engine_host, settings.engine_port, "/state")
 
 
 def _answer_at(port: _Port, headers: dict[str, str]) -> Finding:

@@ -107,7 +107,7 @@ def fate_of(record: Generation, task: Task | None) -> Fate | None:
     if record.finish_reason == "cancelled":
         return "cancelled", "client_left"
     if record.finish_reason == "error":
-        return "cancelled", "engine_failed"
+        return "cancelled", "provider_failed" if record.provided else "engine_failed"
     if task is None:
         return "filtered", "unknown_task"
     return None if record.purpose in SIGNALLED else ("filtered", record.purpose)

@@ -35,6 +35,7 @@ from services.dashboard.signin.repository import Sessions
 from services.dashboard.signin.routes import router as signin
 from services.dashboard.tenant.watchers import TenantReader, Watchers
 from services.http import make_service
+from services.provider import load_provider
 from weights.stores.opening import open_weight_store
 
 _POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -67,15 +68,16 @@ class SafeHeaders:
 
 def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_trains: bool = True) -> FastAPI:
     """The dashboard of one home, to be served at the root; `links` replaces the home's own. `has_trains`: [train] enabled."""
-    links = links or settings.replica_links()
+    links, provider = links or settings.replica_links(), load_provider(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database, event_log = settings.database(), settings.event_log()
         app.state.database, app.state.sessions = database, Sessions(database)
         app.state.store = store = open_weight_store(settings, measures=WeightStoreMetrics())
-        watcher = Watcher(StateReader(settings.policy, database, event_log, store, has_trains=has_trains).read)
-        app.state.watchers = watchers = Watchers(watcher, TenantReader(settings.policy, database))
+        reader = StateReader(settings.policy, database, event_log, store, has_trains=has_trains, provider=provider)
+        watcher = Watcher(reader.read)
+        app.state.watchers = watchers = Watchers(watcher, TenantReader(settings.policy, database, provider))
         loop = asyncio.get_running_loop()
         links.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))
         watching = asyncio.create_task(watcher.keep_watch())
@@ -88,7 +90,7 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_tra
         database.close()
 
     app = make_service("Millrace dashboard", lifespan)
-    app.state.settings, app.state.policy = settings, settings.policy
+    app.state.settings, app.state.policy, app.state.provider = settings, settings.policy, provider
     app.state.bell = links.bell
     app.state.token_texts = TokenTexts(settings.base)
     for room in (signin, live, policies, generations, sessions, rewards):

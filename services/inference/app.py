@@ -34,6 +34,7 @@ from services.inference.engine.rows import FixedEngine, ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import Planner
+from services.inference.provider.app import create_provider_app
 from services.inference.recorder import Recorder
 from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
@@ -44,6 +45,7 @@ from services.inference.stored.routes import add_stored_routes
 from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
+from services.provider import load_provider
 
 if TYPE_CHECKING:
     from weights.stores.store import WeightStore
@@ -64,8 +66,10 @@ def create_app(
     `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time without a token.
     Raises InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid; InvalidTask.
     """
-    policy, database, log = settings.policy, settings.database(), event_log or _durable_log(settings)
-    links = links or settings.replica_links()
+    log, links = event_log or _durable_log(settings), links or settings.replica_links()
+    if (provider := load_provider(settings)) is not None:
+        return create_provider_app(settings, provider, log, links)
+    policy, database = settings.policy, settings.database()
     assignments, repeats = Assignments(database, policy), IdempotentRequests(links.idempotency)
     key, region, url = engine_key(settings.home), settings.region, settings.engine_url
     fixed = FixedEngine(url, policy, region, EngineConnection(url, key, silence_seconds))
@@ -88,10 +92,6 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
         links.bell.listen(MOVED, assignments.look_again)
-        if isinstance(log, Spool):
-            SPOOL_RECORDS.set_function(lambda: log.num_waiting)
-            SPOOL_BYTES.set_function(lambda: log.waiting_bytes)
-            SPOOL_OLDEST_SECONDS.set_function(lambda: log.oldest_age_seconds)
         yield
         await repeats.close()
         await links.aclose()
@@ -129,7 +129,13 @@ def create_app(
 def _durable_log(settings: Settings) -> EventLog | Spool:
     """The home's log. While Kafka is unreachable, records wait on this machine's disk."""
     log = settings.event_log()
-    return log if settings.kafka is None else Spool(log, settings.home / "spool")
+    if settings.kafka is None:
+        return log
+    spool = Spool(log, settings.home / "spool")
+    SPOOL_RECORDS.set_function(lambda: spool.num_waiting)
+    SPOOL_BYTES.set_function(lambda: spool.waiting_bytes)
+    SPOOL_OLDEST_SECONDS.set_function(lambda: spool.oldest_age_seconds)
+    return spool
 
 
 def _weight_store(settings: Settings) -> WeightStore:

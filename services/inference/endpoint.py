@@ -17,7 +17,7 @@ an answer has at most `max_tokens` deltas.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ class Endpoint:
             with presence:
                 first = await anext(deltas)
                 events = _events(completion, first, deltas, replies(completion, self.tokenizer))
-                response = CompletionStream(completion, events, presence)
+                response = CompletionStream(plans[0].completion_id, completion.abandon, events, presence)
             return response or Response(status_code=CLIENT_LEFT)
         finally:
             if response is None:
@@ -106,7 +106,7 @@ def _is_long(completion: Completion) -> bool:
     return each * sum(len(choice.tokens) for choice in completion.choices) > _MANY_LISTED
 
 
-class _Events(NamedTuple):
+class SentEvents(NamedTuple):
     """Server-sent events that are sent together."""
 
     content: bytes
@@ -149,15 +149,21 @@ class ClientPresence:
 
 
 class CompletionStream(Response):
-    """A streamed answer. If its completion is not recorded by the end, it is abandoned. `is_whole`: it has ended well."""
+    """A streamed answer. At its end, however it came, `abandon` is called. `is_whole`: it has ended well."""
 
     is_whole = False
     media_type = "text/event-stream"
 
-    def __init__(self, completion: Completion, events: AsyncIterator[_Events], presence: ClientPresence) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-request-id": completion.plan.completion_id})
+    def __init__(
+        self,
+        completion_id: str,
+        abandon: Callable[[], None],
+        events: AsyncIterator[SentEvents],
+        presence: ClientPresence,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-request-id": completion_id})
         del self.headers["content-length"]  # not known yet
-        self._completion, self._events, self._presence = completion, events, presence
+        self._abandon, self._events, self._presence = abandon, events, presence
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the answer. Starlette's own stream needs a task group for this, which costs more per answer."""
@@ -169,26 +175,26 @@ class CompletionStream(Response):
                     await send({"type": "http.response.body", "body": events.content, "more_body": not events.last})
         finally:
             self._presence.end()
-            self._completion.abandon()
+            self._abandon()
 
 
 async def _events(
     completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], replies: Replies
-) -> AsyncIterator[_Events]:
+) -> AsyncIterator[SentEvents]:
     """The events of one answer; tokens that arrive together are one chunk. A failure after the first token is an event too."""
     new: list[Delta] | None = first
     try:
         while new is not None:
             chunks = [chunk for delta in merged(new) for chunk in replies.chunks(delta)]
             if chunks:
-                yield _Events(b"".join(map(replies.encode, chunks)))
+                yield SentEvents(b"".join(map(replies.encode, chunks)))
             new = await anext(deltas, None)
     except MillraceError as error:
-        yield _Events(replies.encode(replies.failure(error)), last=True)
+        yield SentEvents(replies.encode(replies.failure(error)), last=True)
         return
     logged = await completion.record()
     await replies.keep()
     closing = replies.closing()
     if not logged:
         closing[-1]["millrace"] = {"logged": False}
-    yield _Events(b"".join(map(replies.encode, closing)) + replies.end, last=True, whole=True)
+    yield SentEvents(b"".join(map(replies.encode, closing)) + replies.end, last=True, whole=True)

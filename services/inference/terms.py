@@ -92,13 +92,14 @@ def read_terms(
     policy: str,
     *,
     tasks: Mapping[str, Task],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None = None,
 ) -> Terms:
-    """Read them. Raises UnknownModel; InvalidRequest: no such version, purpose, task or token id; Forbidden: only for operators."""
+    """Read them; without a tokenizer, token ids are not looked at. Raises UnknownModel; InvalidRequest: no such version, purpose, task or token id; Forbidden: only for operators."""
     requirement = version_requirement(request.labels, pinned_version(request.model, policy))
     purpose = _purpose_of(purpose_header, caller)
-    unknown = next((token_id for token_id in request.logit_bias if tokenizer.id_to_token(token_id) is None), None)
-    if unknown is not None:
+    biased = request.logit_bias if tokenizer else ()
+    unknown = next((token_id for token_id in biased if tokenizer and tokenizer.id_to_token(token_id) is None), None)
+    if tokenizer and unknown is not None:
         known = f"is not a token of this policy, which has {tokenizer.get_vocab_size():,}"
         raise InvalidRequest(f"logit_bias: {unknown} {known}", param="logit_bias")
     name = request.labels.get("task", next(iter(tasks)))

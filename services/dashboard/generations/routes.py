@@ -94,7 +94,7 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
     body, problem = answer.record.open() if answer.record else None, answer.problem
     ids = unpack_ids(body.completion_ids) if body else []
     shown: list[detail.AnswerToken] = []
-    if answer.record and body:
+    if answer.record and body and ids:
         texts = request.app.state.token_texts
         shown = detail.tokens(ids, unpack_floats(body.logprobs), answer.record.spans, texts.texts(ids))
         problem = texts.problem

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Table, cast, desc, func, select
 
 from contracts import assignments, ledger, revocations, rollback
-from contracts.ids import sample_key
+from contracts.ids import parse_sample_key, sample_key
+from contracts.records import Generation, decode_shape
 from contracts.tables import (
     assignment_change,
     behaviour,
@@ -85,6 +86,14 @@ class Totals(NamedTuple):
     """Generations that were read from the log and have no row: duplicates, and those of a day that was deleted."""
     num_lost: int = 0
     """Generations that existed only in a log that was lost."""
+
+
+class Costs(NamedTuple):
+    """What a provider's newest labelled answers cost: their rewards, and US dollars of the `num_known` whose cost is known."""
+
+    rewards: list[float]
+    num_known: int
+    dollars: float
 
 
 class LoopRows(NamedTuple):
@@ -167,6 +176,22 @@ def read_loop(connection: Connection, policy: str) -> LoopRows:
         changes=_changes(connection, policy),
         swaps=list(connection.execute(swaps.order_by(swap.c.id.desc()).limit(MAX_CHANGES))),
     )
+
+
+def read_costs(connection: Connection, num: int) -> Costs:
+    """Of the newest labelled answers to users, up to `num`."""
+    scored = select(*score.c["key", "reward"]).where(score.c.purpose == "user", score.c.reward.is_not(None))
+    newest = connection.execute(scored.order_by(score.c.at.desc()).limit(num))
+    rewards = {row.key: row.reward for row in reversed(list(newest))}  # the last revision of each counts
+    keys = {parse_sample_key(key) for key in rewards}
+    where = generation.c.completion_id.in_([completion_id for completion_id, _ in keys])
+    found = connection.execute(select(*generation.c["completion_id", "choice", "record"]).where(where))
+    provided = [
+        decode_shape(Generation, row.record).provided for row in found if (row.completion_id, row.choice) in keys
+    ]
+    # The first choice of an answer carries the cost of all.
+    known = [about.cost for about in provided if about is not None and about.cost is not None]
+    return Costs(list(rewards.values()), len(known), sum(known))
 
 
 def read_positions(connection: Connection) -> dict[tuple[str, str, int], int]:

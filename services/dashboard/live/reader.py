@@ -29,11 +29,13 @@ from services.dashboard.live.charts import Flow, acceptance, legs, newest_live, 
 from services.dashboard.live.identities import Identities, identities
 from services.dashboard.live.pulses import Pulses
 from services.dashboard.live.state import State, build_state
+from services.dashboard.live.tiles import NUM_LATEST, FrontFigures
 from services.dashboard.live.timeline import Published
 from services.dashboard.live.traffic import CONSUMERS, Traffic, TrafficReader
 from services.dashboard.live.watcher import ThrottledValue
 from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout, Series, build_rollout
+from services.provider import ProviderSettings
 from weights.stores.store import WeightStore
 
 _LEARNING_SHARE, _LEARNING_SECONDS = 0.01, 600.0
@@ -41,12 +43,20 @@ _LEARNING_SHARE, _LEARNING_SECONDS = 0.01, 600.0
 
 
 class StateReader:
-    """Reads the state of one policy's loop. Used from one thread at a time. `has_trains`: [train] enabled."""
+    """Reads the state of one policy's loop. Used from one thread at a time. `has_trains`: [train] enabled; `provider`: who answers, if no version does."""
 
     def __init__(
-        self, policy: str, database: Database, event_log: EventLog, store: WeightStore, *, has_trains: bool = True
+        self,
+        policy: str,
+        database: Database,
+        event_log: EventLog,
+        store: WeightStore,
+        *,
+        has_trains: bool = True,
+        provider: ProviderSettings | None = None,
     ) -> None:
-        self._policy = policy
+        self._policy, self._provider = policy, provider
+        self._costs: ThrottledValue[queries.Costs] = ThrottledValue()
         self._has_trains = has_trains
         self._database = database
         self._traffic = TrafficReader(event_log)
@@ -71,9 +81,15 @@ class StateReader:
             rows = queries.read_loop(connection, self._policy)
             rollout = self._read_rollout(connection, rows.arms, now)
             processes = self._pulses.statuses(heartbeats.read(connection, self._policy), now)
+            front = self._front(connection)
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
         shown = {"policy": self._policy, "rollout": rollout, "processes": processes}
-        return build_state(rows, topics, versions, ledger, flow, now=now, **shown)
+        return build_state(rows, topics, versions, ledger, flow, now=now, front=front, **shown)
+
+    def _front(self, connection: Connection) -> FrontFigures | None:
+        if self._provider is None:
+            return None
+        return FrontFigures(self._provider, self._costs.get(lambda: queries.read_costs(connection, NUM_LATEST)))
 
     def _check_ledger(self, now: float) -> tuple[dict[str, Traffic], Identities]:
         """Check the identities, and set the metrics that alarms look at."""
@@ -83,6 +99,7 @@ class StateReader:
             learning = self._learning.get(lambda: check_learning(connection, now), _LEARNING_SHARE)
             unheld = unheld_seconds(connection, self._policy)
         missing = time.monotonic() - self._began_at if unheld is None else unheld
+        missing = 0.0 if self._provider else missing
         metrics.TRAINER_MISSING_SECONDS.labels(self._policy).set(missing)
         # The log is read after the positions: records appended between the two count as waiting.
         topics = {topic: self._traffic.read(topic, positions, now) for topic in CONSUMERS}

@@ -15,7 +15,7 @@ from services.dashboard.live.charts import Columns, Flow, Leg, answers_over_time
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.pulses import ProcessStatus
 from services.dashboard.live.queries import LoopRows, Rows
-from services.dashboard.live.tiles import Tile, loop_tiles
+from services.dashboard.live.tiles import FrontFigures, Tile, loop_tiles
 from services.dashboard.live.timeline import Published, Version, timeline
 from services.dashboard.live.traffic import RATE_SECONDS, Lag, Traffic, lags
 from services.dashboard.rollout.state import Rollout
@@ -89,6 +89,8 @@ class State(Overview, frozen=True, kw_only=True):
     dead_letters: list[dict[str, Any]]
     rollout: Rollout
     processes: list[ProcessStatus]
+    is_fronted: bool
+    """A provider answers: there are no versions."""
 
 
 def build_state(
@@ -99,6 +101,7 @@ def build_state(
     flow: Flow,
     *,
     now: float,
+    front: FrontFigures | None = None,
     **shown: Any,
 ) -> State:
     """The state from one look at the database, the log and the weight store. `shown`: its fields that are shown as they are."""
@@ -108,15 +111,17 @@ def build_state(
         live=rows.version_of(LIVE),
         candidate=rows.version_of(CANDIDATE),
         rollback_to=rows.rollback_to,
-        tiles=loop_tiles(rows, {version.version: version for version in versions}, identities),
-        stages=_stages(rows, traffic, now),
-        edges=_edges(rows, traffic),
+        tiles=loop_tiles(rows, {version.version: version for version in versions}, identities, front),
+        # Where a provider answers, the loop ends at the rewards.
+        stages=_stages(rows, traffic, now)[: 4 if front else None],
+        edges=_edges(rows, traffic)[: 3 if front else None],
+        is_fronted=front is not None,
         rewards=_with_gate(answers_over_time(rows.scores), rows.verdicts),
         versions=versions,
         curves=_curves(rows.steps),
         decisions=[row._asdict() for row in rows.changes[:NUM_DECISIONS]],
         arms=_arms(rows),
-        lags=lags(traffic),
+        lags=[lag for lag in lags(traffic) if front is None or lag.topic != EXPERIENCES],
         dead_letters=[row._asdict() for row in rows.dead_letters],
         **identities._asdict(),
         **flow._asdict(),

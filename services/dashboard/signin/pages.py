@@ -23,6 +23,8 @@ PAGES = {
     "/": "Loop", "/rollout": "Rollout", "/lift": "Lift", "/policies": "Policies", "/generations": "Generations",
     "/rewards": "Rewards", "/ledger": "Ledger",
 }  # fmt: skip
+OF_VERSIONS = ("/rollout", "/lift", "/policies")
+"""Pages that have nothing to show where a provider answers."""
 TENANT_PAGES = {"/": "Overview", "/rewards": "Rewards", "/ledger": "Ledger"}
 
 
@@ -52,6 +54,9 @@ def render(
     known = {"session": session, "policy": state.policy, "settings": state.settings, "path": request.url.path}
     known["here"] = _address(request)
     known["pages"] = PAGES if session is None or session.tenant is None else TENANT_PAGES
+    if (provider := state.provider) is not None:
+        known["provider"] = provider
+        known["pages"] = {path: name for path, name in known["pages"].items() if path not in OF_VERSIONS}
     return templates.TemplateResponse(request, template, {**known, **context}, status_code=status_code)
 
 

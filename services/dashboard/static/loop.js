@@ -95,7 +95,7 @@ export function drawLoop(container, state, now) {
     "svg",
     { viewBox: `0 0 ${layout.width} ${layout.height}`, role: "img", "aria-label": summary, class: wide ? "wide" : "narrow" },
     shape("defs", {}, marker),
-    shape("g", { class: "edge back" }, shape("path", { d: layout.back, "marker-end": "url(#arrow)" }), text(...layout.backNote, "waiting", live)),
+    ...(state.is_fronted ? [] : [shape("g", { class: "edge back" }, shape("path", { d: layout.back, "marker-end": "url(#arrow)" }), text(...layout.backNote, "waiting", live))]),
     ...state.edges.map((edge) => drawEdge(edge, layout, wide, now)),
     ...state.stages.map((stage) => drawStage(stage, layout, state.processes ?? [])),
   );

@@ -25,6 +25,7 @@ from services.dashboard.live.state import Overview
 from services.dashboard.live.tiles import tenant_tiles
 from services.dashboard.live.watcher import COST_SHARE, MOST_SECONDS, ThrottledValue, Watcher
 from services.dashboard.tenant.queries import TenantTotals, read_scores, read_totals
+from services.provider import ProviderSettings
 
 MAX_IDLE = 64
 """Up to this number, watchers without viewers are kept, so that a page that is opened again finds its state."""
@@ -45,8 +46,8 @@ class TenantReader:
     All tenants together spend at most `COST_SHARE` of the time on reads: each of them gets an equal part.
     """
 
-    def __init__(self, policy: str, database: Database) -> None:
-        self._policy = policy
+    def __init__(self, policy: str, database: Database, provider: ProviderSettings | None = None) -> None:
+        self._policy, self._provider = policy, provider
         self._database = database
         self._totals: ThrottledValue[TenantTotals] = ThrottledValue()
         self._looks: dict[str, ThrottledValue[TenantState]] = {}
@@ -76,7 +77,7 @@ class TenantReader:
             policy=self._policy,
             tenant=tenant,
             live=live,
-            tiles=tenant_tiles(live, scores, generations, signals),
+            tiles=tenant_tiles(live, scores, generations, signals, self._provider),
             rewards=answers_over_time(scores),
             generations=generations,
             signals=signals,

@@ -126,4 +126,5 @@ def _choice(wire: bytes) -> StoredChoice | None:
         body = record.open()
     except InvalidRecord:
         return None
-    return StoredChoice(record, body) if body.completion_ids else None  # else its arm failed, and nobody got an answer
+    # Without tokens and without a provider, its arm failed, and nobody got an answer.
+    return StoredChoice(record, body) if body.completion_ids or record.provided else None

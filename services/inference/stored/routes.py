@@ -156,11 +156,13 @@ def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
     record, body = choices[0]
     version = max((span.version for choice in choices for span in choice.record.spans), default=None)
     num_prompt, num_made = _num_ids(body.prompt_ids), sum(_num_ids(choice.body.completion_ids) for choice in choices)
+    if record.provided is not None:
+        num_prompt, num_made = record.provided.prompt_tokens or 0, record.provided.completion_tokens or 0
     return {
         "id": record.completion_id,
         "object": "chat.completion",
         "created": int(record.created_at),
-        "model": record.policy,
+        "model": record.provided.model if record.provided else record.policy,
         "system_fingerprint": fingerprint(record.policy, version),
         "policy_version": version,
         "choices": [_choice(choice) for choice in choices],

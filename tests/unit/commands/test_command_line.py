@@ -18,6 +18,7 @@ from engines.vllm.settings import VllmSettings
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.settings import Settings, load_section, load_settings, write_settings
 from runtime.settings_file import settings_file
+from services.provider import ProviderSettings
 from tests.command_line import Ran, refused_up
 from tests.command_line import run_here as millrace
 from weights.adapters import AdapterConfig
@@ -161,6 +162,43 @@ def test_rounding_to_bf16_is_to_nearest_even() -> None:
     source = Tensor("F32", (6,), values.numpy().view("u1"))
     rounded = to_bf16({"w": source})["w"]
     assert rounded.data.view("<i2").tolist() == values.to(torch.bfloat16).view(torch.int16).tolist()
+
+
+def test_a_home_in_front_of_a_provider_has_no_version_and_says_so(settings: Settings) -> None:
+    front = settings.model_copy(update={"base": ""})
+    prepare_home(front, {"provider": ProviderSettings(url="http://127.0.0.1:1/v1", model="big")})
+    home = ["--home", str(settings.home)]
+    assert open_weight_store(front).versions("reservations") == []
+    for command in (["policy", "list"], ["policy", "train"], ["doctor"]):
+        assert "big at http://127.0.0.1:1/v1 answers here, so there are no versions" in millrace(*command, *home).stdout
+    assert millrace("audit", "--settled", *home).returncode == 0
+
+
+def test_a_home_with_a_policy_takes_no_provider_in_its_place(settings: Settings) -> None:
+    prepare_home(settings, {})
+    with pytest.raises(InvalidSettings, match="a policy of its own: choose another --home"):
+        prepare_home(settings.model_copy(update={"base": ""}), {})
+
+
+PROVIDER = ["--provider-model", "big", "--task", str(PRODUCT / "task.toml"), "--provider"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--task", str(PRODUCT / "task.toml")], "give --policy FOLDER, or --provider"),
+        ([*PROVIDER, "openai", "--adapter", "8"], "a provider has no engine and no trainer"),
+        ([*PROVIDER, "openai", *UP[:2]], "give --policy FOLDER, or --provider"),
+        ([*PROVIDER, "openai"], "OPENAI_API_KEY is not set"),
+        ([*PROVIDER, "example.com/v1"], "--provider url"),
+    ],
+)
+def test_a_mistake_about_a_provider_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    ran = refused_up(*arguments, "--home", str(tmp_path / "h"))
+    assert (ran.returncode, says in ran.stderr) == (1, True), ran.stderr
 
 
 def test_the_command_line_works_on_a_home(settings: Settings) -> None:

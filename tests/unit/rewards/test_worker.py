@@ -6,7 +6,7 @@ import pytest
 
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogPlace, LogRecord
-from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
+from contracts.records import Episode, Experience, Generation, Outcome, Provided, Signal, decode, encode
 from contracts.segments import is_body_lost, segment_of, whole
 from contracts.tables import score as score_table
 from contracts.tasks import Task
@@ -59,6 +59,15 @@ def test_an_experience_of_a_session_has_its_group(database: Database) -> None:
         share = SessionShare("s", turn.key, 0, 1, 1.0, 0.0)
         (experience,), _ = score(database, turn, a_signal(turn, share=share))
         assert experience.share == SessionShare("s", turn.key, 0, 1, 1.0, 0.0, group)
+
+
+def test_an_answer_of_a_provider_is_scored_and_named_off_support(database: Database) -> None:
+    turn = a_generation(provided=Provided(origin="openai"), spans=(), engine="", dtype="")
+    (experience,), (outcome,) = score(database, turn, a_signal(turn))
+    assert (experience.reward, experience.origin) == (1.0, "openai")
+    assert (outcome.state, outcome.reason, outcome.writer) == ("off_support", "provider", "rewards")
+    _, (silent,) = score(database, a_generation(provided=Provided(origin="openai")))
+    assert (silent.state, silent.reason) == ("unlabelled", "silence")
 
 
 def test_silence_is_named_and_the_experience_says_why_there_is_no_reward(database: Database) -> None:

@@ -1,15 +1,18 @@
 """Rates with their intervals: by version beside the gate, in tiles, in the table of versions."""
 
 import pytest
-from sqlalchemy import insert
+from msgspec.structs import replace
+from sqlalchemy import bindparam, insert, select, update
 
-from contracts.tables import behaviour
+from contracts.records import Generation, Provided, decode_shape, encode
+from contracts.tables import behaviour, generation
 from runtime.settings import Settings
 from services.dashboard.live.charts import acceptance
-from services.dashboard.live.queries import ScoredAnswer, SentinelValue, UserReward
-from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, tenant_tiles
+from services.dashboard.live.queries import Costs, ScoredAnswer, SentinelValue, UserReward, read_costs
+from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, FrontFigures, provider_tiles, tenant_tiles
+from services.provider import ProviderSettings
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.worlds.dashboard.databases import writing
+from tests.worlds.dashboard.databases import reading, writing
 from tests.worlds.dashboard.seed import NUM_VERSIONS, REFUSED, STARTED
 from tests.worlds.dashboard.seed_rewards import sums
 
@@ -70,3 +73,46 @@ def test_a_rate_says_how_sure_it_is(small: Settings, reader_of: ReaderOf) -> Non
         answers = [ScoredAnswer(float(place), 1, 1.0) for place in range(num)]
         tiles = {tile.name: tile for tile in tenant_tiles(1, answers, state.generations, state.signals)}
         assert (tiles["Users accept"].value, tiles["Users accept"].detail) == (value, detail), num
+
+
+PRICED = ProviderSettings(url="https://api.openai.com/v1", model="big", input_price=1.0, output_price=2.0)
+
+
+def test_the_cost_of_an_accepted_answer_counts_those_that_nobody_accepted() -> None:
+    tiles = provider_tiles(FrontFigures(PRICED, Costs([1.0, 0.0, 0.0, 0.0, 1.0], 4, 2.0)))
+    assert [(tile.value, tile.detail) for tile in tiles] == [
+        ("big", "openai; may train other models: no ([provider] may_train)"),
+        ("$1.25", "$0.5 an answer, of the last 5 labelled; 1 without a known cost"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("provider", "costs", "says"),
+    [
+        (PRICED, Costs([1.0], 0, 0.0), "no usage"),
+        (ProviderSettings(url="https://llm.example/v1"), Costs([1.0], 0, 0.0), "set input_price and output_price"),
+        (PRICED, Costs([0.0], 1, 0.5), "$0.5 an answer"),
+    ],
+)
+def test_a_cost_that_nobody_knows_is_no_number(provider: ProviderSettings, costs: Costs, says: str) -> None:
+    cost = provider_tiles(FrontFigures(provider, costs))[1]
+    assert cost.value == "\N{EN DASH}"
+    assert says in cost.detail
+
+
+def test_costs_stand_in_the_records_of_the_newest_labelled_answers(small: Settings) -> None:
+    table = generation.c
+    with writing(small) as connection:
+        rows = connection.execute(select(table.completion_id, table.record)).all()
+        changed = [
+            {"id": row.completion_id, "of": encode(replace(record, provided=Provided(origin="openai", cost=0.5)))}
+            for row in rows[::2]
+            for record in [decode_shape(Generation, row.record)]
+        ]
+        where = table.completion_id == bindparam("id")
+        connection.execute(update(generation).where(where).values(record=bindparam("of")), changed)
+    with reading(small) as connection:
+        costs = read_costs(connection, 10)
+    assert len(costs.rewards) == 10
+    assert 0 < costs.num_known < 10
+    assert costs.dollars == costs.num_known * 0.5

@@ -1,0 +1,120 @@
+"""The records of an answer that a provider gave: its text, and no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from contracts.assignments import LIVE
+from contracts.draws import is_asked
+from contracts.keys import Caller
+from contracts.record_checks import MAX_ID
+from contracts.records import Attempt, Generation, GenerationBody, Provided, pack_body
+from contracts.sampling import Sampling
+from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
+from services.inference.provider.dialect import Dialect, PassedRequest, Told, ToldChoice
+from services.inference.recorder import COMPLETION_TOKENS, PROMPT_TOKENS
+from services.inference.terms import Terms
+from services.provider import ProviderSettings
+
+
+class PassedCall(NamedTuple):
+    """A request and every decision about it."""
+
+    completion_id: str
+    created_at: float
+    policy: str
+    caller: Caller
+    terms: Terms
+    dialect: Dialect
+    sent: PassedRequest
+    attempt: Attempt | None
+    headers: Mapping[str, str]
+
+    @property
+    def ask_probability(self) -> float:
+        """The probability that the app is told to ask its user."""
+        rule, terms = self.terms.task.asking, self.terms
+        return rule.probability if rule is not None and terms.purpose == "user" and terms.logged else 0.0
+
+    @property
+    def beside(self) -> dict[str, bool]:
+        """What replies say beside the provider's fields."""
+        if self.terms.task.asking is None:
+            return {}
+        return {"ask_feedback": is_asked(self.completion_id, self.ask_probability)}
+
+
+def records_of(call: PassedCall, told: Told, provider: ProviderSettings, finished_at: float) -> list[Generation]:
+    """One record for each choice of which something was told. The first one carries tokens and cost of all."""
+    if not call.terms.logged:
+        return []
+    PROMPT_TOKENS.inc(told.prompt_tokens or 0)
+    COMPLETION_TOKENS.inc(told.completion_tokens or 0)
+    found = [(index, choice) for index, choice in sorted(told.choices.items()) if not choice.is_empty]
+    return [
+        _record(call, index, choice, _provided(told, provider, is_first=place == 0), finished_at)
+        for place, (index, choice) in enumerate(found)
+    ]
+
+
+def _provided(told: Told, provider: ProviderSettings, *, is_first: bool) -> Provided:
+    model = told.model.replace("\0", "")[:MAX_ID] or provider.model
+    about = Provided(origin=provider.origin, model=model, may_train=provider.may_train)
+    if not is_first:
+        return about
+    prompt, completion = told.prompt_tokens, told.completion_tokens
+    cost = provider.cost_of(prompt, completion)
+    return msgspec.structs.replace(about, prompt_tokens=prompt, completion_tokens=completion, cost=cost)
+
+
+def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided, finished_at: float) -> Generation:
+    request, terms = call.sent.request, call.terms
+    reason = choice.finish_reason or "cancelled"
+    GENERATIONS_ENDED.labels(LIVE, terms.purpose, reason).inc()
+    body = GenerationBody(
+        messages=request.messages,
+        text=choice.text,
+        prompt_ids=b"",
+        completion_ids=b"",
+        logprobs=b"",
+        metadata=request.labels,
+        tools=request.tools,
+        tool_choice=call.sent.tool_choice,
+        response_format=call.sent.response_format,
+        tool_calls=[choice.calls[place] for place in sorted(choice.calls)],
+        reasoning=choice.reasoning,
+    )
+    heat, top_p = request.temperature, request.top_p
+    return Generation(
+        completion_id=call.completion_id,
+        choice=index,
+        tenant=call.caller.tenant,
+        policy=call.policy,
+        task=terms.task.name,
+        task_hash=terms.task.hash,
+        purpose=terms.purpose,
+        arm=LIVE,
+        arm_probability=1.0,
+        spans=(),
+        sampling=Sampling(
+            temperature=1.0 if heat is None else heat,
+            top_p=1.0 if top_p is None else top_p,
+            max_tokens=request.longest or 0,
+        ),
+        finish_reason=reason,
+        created_at=call.created_at,
+        finished_at=finished_at,
+        engine="",
+        dtype="",
+        session_id=request.labels.get("session_id"),
+        join_key=request.labels.get("join_key"),
+        ask_probability=call.ask_probability,
+        person=request.person,
+        attempt=call.attempt,
+        num_choices=request.num_choices,
+        provided=provided,
+        body=pack_body(body),
+    )

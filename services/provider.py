@@ -1,0 +1,87 @@
+"""The section [provider]: a model of somebody else that answers in this home. The address and the name; its key stays in the environment."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from contracts.errors import InvalidSettings
+from runtime.secret_values import secret_value
+from runtime.settings import Section, Settings, load_section
+
+Spoken = Literal["chat", "responses", "messages"]
+KEY = "MILLRACE_PROVIDER_KEY"
+_KNOWN: dict[str, tuple[str, str, tuple[Spoken, ...]]] = {
+    "openai": ("https://api.openai.com/v1", "OPENAI_API_KEY", ("chat", "responses")),
+    "anthropic": ("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", ("messages", "chat")),
+}
+"""By name: the URL, the variable of the key, and what is spoken there."""
+
+
+class ProviderSettings(Section):
+    """Empty in a home with a policy of its own."""
+
+    url: str = Field(default="", pattern=r"^(https?://[^@?#]+[^@?#/])?$")
+    """Where the provider is, as its SDK's `base_url`. Empty: a policy of this home answers."""
+    model: str = Field(default="", max_length=128)
+    """The provider's name of the model."""
+    dialects: tuple[Spoken, ...] = Field(default=get_args(Spoken), min_length=1)
+    """What it speaks: `chat`, `responses`, `messages`. Other requests are refused."""
+    key_from: str = KEY
+    """The variable with its key; or NAME_FILE."""
+    may_train: bool = False
+    """True if its terms let other models learn from its answers."""
+    input_price: float | None = Field(default=None, ge=0)
+    """US dollars for a million tokens of prompts."""
+    output_price: float | None = Field(default=None, ge=0)
+    """The same of answers."""
+
+    @property
+    def origin(self) -> str:
+        """Who answers: a known provider's name, or the host of its URL."""
+        return self.url.split("/")[2][:64] if self.name is None else self.name
+
+    @property
+    def name(self) -> str | None:
+        """Of a known provider; None: another one."""
+        return next((name for name, (url, *_) in _KNOWN.items() if url == self.url), None)
+
+    @property
+    def key(self) -> str | None:
+        """The key, from the environment; None: none is set, and none is sent. Raises InvalidSettings: a known provider needs one."""
+        found = secret_value(self.key_from)
+        if found is None and self.name is not None:
+            raise InvalidSettings(f"{self.key_from} is not set: {self.name} answers nobody without a key")
+        return found
+
+    @property
+    def terms(self) -> str:
+        """Whether other models may learn from its answers, in words."""
+        return f"may train other models: {'yes' if self.may_train else 'no'} ([provider] may_train)"
+
+    @property
+    def says(self) -> str:
+        """What is said where versions are asked for."""
+        return f"{self.model} at {self.url} answers here, so there are no versions, engines and trainer; {self.terms}"
+
+    def cost_of(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
+        """US dollars; None: prices or counts are not known."""
+        if None in {self.input_price, self.output_price, prompt_tokens, completion_tokens}:
+            return None
+        return (
+            (prompt_tokens or 0) * (self.input_price or 0) + (completion_tokens or 0) * (self.output_price or 0)
+        ) / 1e6
+
+
+def chosen(provider: str, model: str) -> dict[str, object]:
+    """The fields that `up --provider` decides: those of a known name, or of a URL."""
+    if provider not in _KNOWN:
+        return {"url": provider.rstrip("/"), "model": model}
+    url, key_from, dialects = _KNOWN[provider]
+    return {"url": url, "model": model, "key_from": key_from, "dialects": dialects}
+
+
+def load_provider(settings: Settings) -> ProviderSettings | None:
+    """The provider that answers in this home; None: a policy of its own does. Raises InvalidSettings."""
+    return None if settings.base else load_section(settings.home, "provider", ProviderSettings)
