@@ -13,22 +13,22 @@ import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
+from pipelines.training.learning.masters import move
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.learning.working import move
 from pipelines.training.settings import AdapterSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
-from policy.weights import ModelBits, apply_patches, copied, stage_copy
+from policy.weights import ModelBits, copied, stage_copy
 from weights.adapters import AdapterConfig, config_of, weights_in
 from weights.tensors import root_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pipelines.training.learning.masters import Checkpoint
+    from pipelines.training.learning.masters import Pair
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
     from pipelines.training.learning.reference import ReferencePolicy
-    from pipelines.training.learning.working import Pair
     from pipelines.training.settings import TrainingSettings
+    from policy.weights import Patches
     from weights.tensors import Tensors
 
 
@@ -48,7 +48,7 @@ class AdapterModel(WholeModel):
             base_root=root_of(ModelBits(model)),
         )
         identity = f"{config.base_root}+{_digest(config)}"
-        move(model, self._precision)
+        move(model, self.precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
         pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
@@ -58,8 +58,8 @@ class AdapterModel(WholeModel):
         """As in `Trainee`."""
         return copied(AdapterBits(self.adapter, weights=weights))
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
-        """As in `Trainee`: from an adapter like this one, or from the base, with an adapter that was not trained.
+    def _staged(self, bits: Tensors) -> Patches:
+        """Of an adapter like this one; of the base: an adapter that was not trained.
 
         Raises WeightsRefused: `other_adapter`, `other_model`, and as `stage_changes`.
         """
@@ -68,25 +68,7 @@ class AdapterModel(WholeModel):
             raise WeightsRefused("other_model", "these weights are neither an adapter nor the base of this one")
         if config is None:
             bits = self.bits_of(self.adapter.untrained())
-        patches = stage_copy(self.adapter, weights_in(bits, own))
-
-        def restart() -> None:
-            apply_patches(patches)
-            self.begin_moments()
-
-        return restart
-
-    def check(self, checkpoint: Checkpoint) -> None:
-        """As in `Trainee`. Raises WeightsRefused: `other_adapter`: the base is the same, and the adapter is not; else as `Trainee.check`."""
-        held, _, adapter = checkpoint.state.model.partition("+")
-        base, _, own = self.identity.partition("+")
-        if held and (not adapter or (held == base and adapter != own)):
-            found = "another adapter" if adapter else "the whole model"
-            raise WeightsRefused(
-                "other_adapter",
-                f"the checkpoint is of {found}: rank, alpha and targets in [training] adapter stay the same within a run; begin a new home",
-            )
-        super().check(checkpoint)
+        return stage_copy(self.adapter, weights_in(bits, own))
 
 
 class _WithoutAdapter:
@@ -103,7 +85,7 @@ class _WithoutAdapter:
             other = adapter.off()
         else:
             other = adapter.holding(_values(weights_in(bits, adapter.config)))
-        with other, self._trainee.computing():
+        with other, self._trainee.precision.computing():
             return [batch.scored_by(self._trainee.scorer).log_probs_BT for batch in batches]
 
 
