@@ -146,10 +146,11 @@ class WholeModel:
         self._stepping, self._passed = [], []
 
     def hold_less(self) -> bool:
-        """As in `Trainee`: the backward pass computes the layers again."""
-        can_change = self._recompute == "auto"
-        self._recompute = "always" if can_change else self._recompute
-        return can_change
+        """As in `Trainee`: the backward pass computes the layers again, at first a part of them if they are compiled."""
+        if self._recompute == "auto":
+            self._recompute = "always"
+            return True
+        return self._recompute == "always" and self.scorer.recompute_more()
 
     def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`."""
