@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,11 +20,13 @@ from blake3 import blake3
 from torch.optim.adamw import adamw
 
 from contracts.errors import WeightsRefused
+from pipelines.training.learning.lanes import Lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from pipelines.training.learning.device import Precision
+    from pipelines.training.learning.lanes import Copy
     from pipelines.training.learning.placement import Placement
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.state import TrainerState
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 Pair = tuple[torch.nn.Parameter, torch.nn.Parameter]
 """A master and its working weight; both may be the same."""
+PART = 2**22
+"""Numbers of a weight that are stepped at a time where masters are in host memory: few enough for pinned memory, enough for all cores."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 Masters = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """Weights by name, and what the optimizer remembers of them."""
@@ -112,12 +117,17 @@ def make_pairs(model: Any, precision: Precision, place: Placement) -> dict[str, 
 class MasterAdamW(torch.optim.AdamW):
     """Fused AdamW over masters, whose gradients are those of their working weights, which it writes afterwards.
 
-    On a device it takes one step for all. In host memory it takes one weight after the other: only one gradient is there at a time. What
-    comes down and goes up passes through pinned memory, which is several times faster.
+    On a device it takes one step for all. In host memory it takes one part after the other, so that float32 gradients of one part are
+    there at a time; what comes down from the device and goes up is copied while another part is stepped.
     """
 
-    def __init__(self, pairs: Mapping[str, Pair], **options: Any) -> None:
-        """`pairs`: by the names that a checkpoint has; `options`: of AdamW."""
+    def __init__(
+        self, pairs: Mapping[str, Pair], *, part: int = PART, copy: Copy | None = None, **options: Any
+    ) -> None:
+        """`pairs`: by the names that a checkpoint has; `options`: of AdamW.
+
+        `part`: numbers of a part; `copy`: between device and host, by default CUDA's where they differ.
+        """
         super().__init__([master for master, _ in pairs.values()], fused=True, **options)
         self._pairs = [*pairs.values()]
         self._apart = [(master, working) for master, working in self._pairs if master is not working]
@@ -131,15 +141,13 @@ class MasterAdamW(torch.optim.AdamW):
             f"{moment}/{name}": self.state[master][moment] for name, (master, _) in pairs.items() for moment in MOMENTS
         }
         # What comes in bfloat16 becomes float32 on the way: for all at once that would be twice their size.
-        is_tight = any(
+        self._is_tight = any(
             master.device.type == "cpu" or _gradient_type(weight) != torch.float32 for master, weight in self._apart
         )
-        self._portions = [[pair] for pair in self._pairs] if is_tight else [self._pairs]
-        away = [weight for master, weight in self._apart if master.device != weight.device]
-        largest = max((weight.numel() for weight in away), default=0)
-        dtypes = {dtype for weight in away for dtype in (weight.dtype, _gradient_type(weight))}
-        self._pinned = {dtype: torch.empty(largest, dtype=dtype, pin_memory=True) for dtype in dtypes}
-        """Through which weights and gradients pass, one at a time."""
+        largest = max(1, *(master.numel() for master, _ in self._pairs))
+        self._size = min(part, largest) if self._is_tight else largest
+        is_away = copy is not None or any(master.device != weight.device for master, weight in self._apart)
+        self._down, self._up = [Lanes(4 * self._size, copy) if is_away else None for _ in range(2)]
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> float:
@@ -162,25 +170,23 @@ class MasterAdamW(torch.optim.AdamW):
         del closure
         (group,) = self.param_groups
         first, second = group["betas"]
-        for portion in self._portions:
-            stepped = [(master, working) for master, working in portion if working.grad is not None]
-            if not stepped:
-                continue
-            states = [self.state[master] for master, _ in stepped]
+        parts = [part for pair in self.stepped() for part in self._parts(*pair)]
+        gradients = self._brought(parts)
+        for portion in ([part] for part in parts) if self._is_tight or not parts else [parts]:
+            masters, workings, _, means, squares, counts = map(list, zip(*portion, strict=True))
             adamw(
-                [master for master, _ in stepped],
-                [self._down(working.grad, master) for master, working in stepped if working.grad is not None],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
+                masters,
+                [*islice(gradients, len(portion))],
+                means,
+                squares,
                 [],
-                [state["step"] for state in states],
+                counts,
                 beta1=first,
                 beta2=second,
                 **{name: group[name] for name in ("amsgrad", "eps", "fused", "lr", "maximize", "weight_decay")},
             )
-            for master, working in stepped:
-                if master is not working:
-                    self._up(master, working)
+            for master, working in zip(masters, workings, strict=True):
+                self._write(master, working)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As AdamW's; of the working weights."""
@@ -201,8 +207,9 @@ class MasterAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def write(self) -> None:
         """Make the working weights the masters' rounding."""
-        for master, working in self._apart:
-            self._up(master, working)
+        for pair in self._apart:
+            for master, working in zip(*map(self._split, pair), strict=True):
+                self._write(master, working)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -220,19 +227,34 @@ class MasterAdamW(torch.optim.AdamW):
         }
         return {"masters": "; ".join(sorted(found))} if found else {}
 
-    def _down(self, gradient: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
-        if gradient.device == master.device:
-            return gradient.float()
-        return self._pinned_like(gradient).copy_(gradient).float()
+    def _parts(self, master: torch.Tensor, working: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
+        """Parts of a weight: master, working weight, gradient, both moments, and the number of steps, which the last part counts."""
+        mean, square, count = (self.state[master][moment] for moment in MOMENTS)
+        masters, *rest = (self._split(each) for each in (master, working.grad, mean, square))
+        workings = masters if master is working else self._split(working)
+        counts = [*(count.clone() for _ in masters[1:]), count]
+        yield from zip(masters, workings, *rest, counts, strict=True)
 
-    def _up(self, master: torch.Tensor, working: torch.Tensor) -> None:
-        if working.device == master.device:
-            working.copy_(master)
+    def _split(self, tensor: Any) -> tuple[torch.Tensor, ...]:
+        is_small = tensor.numel() <= self._size
+        return (tensor.detach(),) if is_small else torch.split(tensor.detach().view(-1), self._size)
+
+    def _brought(self, parts: Sequence[Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
+        """The gradient of each part in float32, beside its master, while that of the next is on its way."""
+        asked = (self._down.fetch(part[2]) if self._down else part[2].detach for part in parts)
+        coming = next(asked, None)
+        while coming is not None:
+            following = next(asked, None)
+            yield coming().float()
+            coming = following
+
+    def _write(self, master: torch.Tensor, working: torch.Tensor) -> None:
+        if master is working:
+            return
+        if self._up:
+            self._up.send(master, working)
         else:
-            working.copy_(self._pinned_like(working).copy_(master))
-
-    def _pinned_like(self, wanted: torch.Tensor) -> torch.Tensor:
-        return self._pinned[wanted.dtype][: wanted.numel()].view(wanted.shape)
+            working.copy_(master)
 
 
 def _gradient_type(weight: torch.nn.Parameter) -> torch.dtype:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from pipelines.training.learning.device import Precision
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.masters import make_pairs
+from pipelines.training.learning.masters import MasterAdamW, make_pairs
 from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel
@@ -116,6 +118,62 @@ def test_a_placement_counts_what_is_held(place: Placement) -> None:
     computing = sum(each.nbytes + each.grad.nbytes for each in weights if each.grad is not None)
     on_device, in_host = place.bytes_per_parameter()
     assert computing + beside == (on_device + in_host) * sum(each.numel() for each in weights)
+
+
+class Copies:
+    """Copies that are made in their order: as soon as they are asked for, or not before somebody waits for them.
+
+    `ahead`: those that the first to wait had asked for.
+    """
+
+    def __init__(self, *, are_late: bool) -> None:
+        self.are_late, self.num_asked, self.ahead = are_late, 0, 0
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        self.waiting.append((target, source))
+        self.num_asked += 1
+        if not self.are_late:
+            self.make(self.num_asked)
+        return partial(self.wait, self.num_asked)
+
+    def wait(self, number: int) -> None:
+        self.ahead = self.ahead or self.num_asked
+        self.make(number)
+
+    def make(self, number: int) -> None:
+        while self.num_asked - len(self.waiting) < number:
+            target, source = self.waiting.pop(0)
+            target.copy_(source)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("are_late", [False, True])
+def test_copies_beside_the_step_give_the_bits_of_a_step_without_them(kind: torch.dtype, *, are_late: bool) -> None:
+    copies, optimizers = Copies(are_late=are_late), []
+    ways: list[dict[str, Any]] = [{}, {"copy": copies, "part": 16}]
+    for options in ways:
+        torch.manual_seed(0)
+        pairs = {}
+        for name, shape in {"matrix": (9, 8), "norm": (3,), "wide": (2, 40)}.items():
+            master = torch.nn.Parameter(torch.randn(shape), requires_grad=False)
+            pairs[name] = (master, torch.nn.Parameter(master.bfloat16()))
+            pairs[name][1].grad_dtype = kind
+        optimizers.append(MasterAdamW(pairs, lr=0.1, weight_decay=0.1, **options))
+        for _ in range(3):
+            for _, working in pairs.values():
+                working.grad = torch.randn(working.shape).to(kind)
+            optimizers[-1].step()
+            for each in optimizers[-1].weights.values():
+                each.mul_(0.9)
+            optimizers[-1].write()
+    assert copies.ahead == 2
+    copies.make(copies.num_asked)
+    plain, found = ([*each.weights.values(), *each.moments.values()] for each in optimizers)
+    weights = ([working for _, working in each.stepped()] for each in optimizers)
+    for one, other in [*zip(plain, found, strict=True), *zip(*weights, strict=True)]:
+        assert torch.equal(one, other)
+    assert float(optimizers[1].moments["step/wide"]) == 3
 
 
 def test_buffers_and_what_a_model_wants_in_float32_keep_their_type() -> None:
