@@ -7,7 +7,7 @@ PROFILE ?= embedded
 ENGINE ?= millrace
 # Empty: the demo trains all weights; else the rank of the LoRA adapter that it trains beside them.
 ADAPTER ?=
-# Workers of pytest. Some tests wait, so three workers keep two cores busy; most of what needs servers waits, so four do.
+# Workers of pytest. Some tests wait, so three workers keep two cores busy; of the slow ones, and of what needs servers, most wait, so four do.
 WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # PROFILE=services starts the servers if necessary, and reads their addresses.
@@ -18,12 +18,14 @@ ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SE
 CPU ?= native
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+# Where what tests compare hangs on the order in which a CPU sums; others load torch too.
+SUMS := $(addprefix tests/unit/,policy services/engine pipelines/training benchmarks)
 # Tests that read the code itself: `make check` runs them.
 CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive ceilings docs manual_pages plain_english repository)
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
+.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check types rules browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -54,10 +56,10 @@ test: setup  ## Run the fast tests: they need no server, no GPU and no browser
 
 test-torch: setup  ## Run the torch tests with the instructions of another CPU (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
-	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not clients and not slow and not vllm"
+	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal $(SUMS) -m "torch and not services and not gpu and not browser and not clients and not slow and not vllm"
 
 test-slow: setup  ## Run the slow tests that need no server: simulations, crashes, sandboxes, the wheel
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
+	$(BIN)/pytest -n 4 --dist worksteal --ignore tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
 test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas, kills, one at a time
 	$(BIN)/pytest -n0 tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
@@ -111,12 +113,18 @@ containers: setup  ## Build both images, start docker-compose.yml with podman, k
 	deploy/containers build
 	deploy/containers alone $(BIN)/python -m tests.adversary.containers
 
+# Types take one core as long as all the rest takes another.
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, pages made of the code, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --jobs=2 --output-sync --no-print-directory types rules
+
+types: setup
 	$(BIN)/mypy .
+
+rules: setup
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet --durations=0 $(CHECKS)
+	$(BIN)/pytest --quiet $(CHECKS)
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi

@@ -6,6 +6,8 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import hypothesis
@@ -19,7 +21,7 @@ from tests.databases import copy_instead_of_migrating, share_compiled_statements
 from tests.in_memory import MEMORY, has_room
 from tests.leftovers import end_with_this_process
 from tests.scheduling import LongestFirst
-from tests.selection import is_left_out
+from tests.selection import is_left_out, share_of
 from tests.torch_marker import touches_torch
 from tests.worlds.servers.authority import Authority
 
@@ -50,6 +52,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     session.config.add_cleanup(end_with_this_process())
     session.config.add_cleanup(_trust_one())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import this worker's share before the files of others."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        number, count = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        for file in share_of(session.config, number, count):
+            with suppress(Exception, pytest.skip.Exception):  # collection comes to it again, and tells
+                import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:

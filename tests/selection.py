@@ -2,6 +2,9 @@
 
 A test's marks are in its file, in a `conftest.py` above it, or in a helper that these import; `torch` is set by what it imports.
 A file is left out only if no choice among these marks, with those that `pytestmark` gives to the whole file, meets the expression.
+
+All workers import all files. In a new checkout pytest rewrites the assertions of each first, and keeps what it made: so each worker imports
+a share of its own before the others'.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+import pytest
 from _pytest.mark.expression import Expression
 
 from tests.torch_marker import files_behind, touches_torch
@@ -29,6 +33,14 @@ def is_left_out(path: Path, expression: str) -> bool:
     always = frozenset(_MARK.findall(" ".join(_OF_ALL.findall(path.read_text())))) - _BUILT_IN
     always |= {"torch"} if touches_torch(path) else frozenset()
     return not _is_met(expression, always, possible - always)
+
+
+def share_of(config: pytest.Config, number: int, count: int) -> list[Path]:
+    """Every `count`-th file of tests that the run may need, from the one with this number on."""
+    ignored = [Path(folder).absolute() for folder in config.option.ignore or ()]
+    files = [file.absolute() for place in config.args for file in sorted(Path(place).rglob("test_*.py"))]
+    wanted = [file for file in files if not any(file.is_relative_to(folder) for folder in ignored)]
+    return [file for file in wanted[number::count] if not is_left_out(file, config.option.markexpr)]
 
 
 @cache

@@ -6,13 +6,13 @@ import re
 import shutil
 
 import pytest
-import yaml
 
 from tests.adversary.alarms import hurry
 from tests.adversary.alarms.breaks import all_breaks
 from tests.worlds.paths import ROOT
+from tests.yaml_files import read_yaml
 
-GROUPS = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"]
+GROUPS = read_yaml(ROOT / "deploy" / "alerts.yml")["groups"]
 RULES = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
 

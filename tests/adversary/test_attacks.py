@@ -10,14 +10,13 @@ import pytest
 from tests.adversary.attacks import files, floods, judge, sandbox, silence, verifiers, weights
 from tests.adversary.attacks.attack import Attack
 
+pytestmark = pytest.mark.slow
 MEETING = [attack for attack in sandbox.attacks() if not attack.name.startswith("leave ")]
-SLOW = [*files.attacks(), *judge.attacks(), *MEETING, *silence.attacks(), *verifiers.attacks(), *weights.attacks()]
+AREAS = (files, floods, judge, silence, verifiers, weights)
 
 
 @pytest.mark.parametrize(
-    "attack",
-    [*floods.attacks(), *(pytest.param(attack, marks=pytest.mark.slow) for attack in SLOW)],
-    ids=lambda attack: attack.name,
+    "attack", [*MEETING, *(attack for area in AREAS for attack in area.attacks())], ids=lambda attack: attack.name
 )
 def test_nothing_gets_through(attack: Attack) -> None:
     assert attack.run() is None

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 import redis
 import sqlalchemy
-import yaml
 
+from tests.yaml_files import read_yaml
 from weights.stores.opening import open_store_at
 
 pytestmark = pytest.mark.services
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.services
 COMPOSE = Path(__file__).parent.parent.parent / "docker-compose.yml"
 
 
-SERVICES = yaml.safe_load(COMPOSE.read_text())["services"]
+SERVICES = read_yaml(COMPOSE)["services"]
 
 
 def version_of(service: str) -> str:

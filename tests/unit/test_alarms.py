@@ -16,11 +16,12 @@ from starlette.responses import Response
 
 from runtime import metrics
 from services.serving import Measured
+from tests.yaml_files import read_yaml
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-RULES = {rule["alert"]: rule for rule in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]}
+RULES = {rule["alert"]: rule for rule in read_yaml(DEPLOY / "alerts.yml")["groups"][0]["rules"]}
 FILES = ("alerts_test.yml", "alerts_hours_test.yml")
-CASES: list[dict[str, Any]] = [case for name in FILES for case in yaml.safe_load((DEPLOY / name).read_text())["tests"]]
+CASES: list[dict[str, Any]] = [case for name in FILES for case in read_yaml(DEPLOY / name)["tests"]]
 BORN_LATER = {
     "CHILD_ENDS": "by the supervisor, which knows its children (test_supervisor.py)",
     "REQUESTS": "by each service (below)",
@@ -50,7 +51,7 @@ def with_summary(rule: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: apt-get install prometheus")
 def test_every_alarm_is_silent_and_then_fires(name: str, tmp_path: Path) -> None:
     """Each case beside the rules that it asks for: all of them, looked at each minute of two days, take a minute."""
-    file = yaml.safe_load((DEPLOY / name).read_text())
+    file = read_yaml(DEPLOY / name)
     assert file["rule_files"] == ["alerts.yml"]
     names = [f"case{number}.yml" for number in range(len(file["tests"]))]
     for own, case in zip(names, file["tests"], strict=True):

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from contracts.topics import RETENTION_DAYS
@@ -15,13 +14,14 @@ from runtime import metrics
 from runtime.log.spool import MAX_SPOOL_BYTES
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS
 from tests.each_case import each_case
+from tests.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 BOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "millrace.json").read_text())
-RULES = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
-PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+RULES = read_yaml(DEPLOY / "alerts.yml")["groups"][0]["rules"]
+PROMETHEUS = read_yaml(DEPLOY / "prometheus.yml")
+SERVICES = read_yaml(ROOT / "docker-compose.yml")["services"]
 MANUAL = (ROOT / "docs" / "operating.md").read_text()
 NOT_SHOWN: set[str] = set()
 """Metrics that neither board nor alarms show on purpose."""
@@ -135,8 +135,8 @@ def test_moves_are_marked_on_every_panel() -> None:
 
 def test_grafana_finds_board_and_data() -> None:
     provisioning = DEPLOY / "grafana" / "provisioning"
-    [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
-    [provider] = yaml.safe_load((provisioning / "dashboards" / "millrace.yml").read_text())["providers"]
+    [source] = read_yaml(provisioning / "datasources" / "prometheus.yml")["datasources"]
+    [provider] = read_yaml(provisioning / "dashboards" / "millrace.yml")["providers"]
     [variable] = BOARD["templating"]["list"]
     assert variable["current"]["value"] == source["uid"]
     assert source["url"] == "http://prometheus:9090"

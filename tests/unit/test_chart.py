@@ -26,6 +26,7 @@ from runtime.settings_file import SETTINGS
 from services.dashboard.live.traffic import CONSUMERS
 from services.serving import DRAIN_SECONDS
 from tests.given_secrets import NEEDED
+from tests.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "millrace"
@@ -34,7 +35,7 @@ VALUES: dict[str, Any] = yaml.safe_load(VALUES_TEXT)
 TEMPLATES = "".join(path.read_text() for path in sorted((CHART / "templates").iterdir()))
 SETS = sorted(path.stem for path in (CHART.parent / "values").glob("*.yaml"))
 RENDERED = Path(os.environ.get("MILLRACE_HELM", ROOT / ".helm")) / "rendered"
-COMPOSE: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+COMPOSE: dict[str, dict[str, Any]] = read_yaml(ROOT / "docker-compose.yml")["services"]
 OURS = set(PROCESSES) - {"web"}
 PORTS = {"inference": 8400, "engine": 8401, "feedback": 8402, "dashboard": 8403}
 
@@ -102,6 +103,14 @@ def test_each_process_gets_the_secrets_that_it_needs() -> None:
     found = re.search(r'define "millrace.secrets" -}}\n(.*?)\{\{- end', TEMPLATES, re.DOTALL)
     assert found is not None
     assert yaml.safe_load(found.group(1)) == {process: list(names) for process, names in NEEDED.items()}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_gpus_are_for_the_trainer_and_not_for_our_own_engine(name: str) -> None:
+    values = yaml.safe_load((CHART.parent / "values" / f"{name}.yaml").read_text())
+    pools = values.get("engine", VALUES["engine"]).get("pools", VALUES["engine"]["pools"])
+    assert {(pool["device"], pool["gpus"]) for pool in pools} == {("cpu", 0)}
+    assert (values.get("training", VALUES["training"])["device"] == "cuda") is (name == "gpus")
 
 
 def test_the_alarms_are_those_of_the_other_deployments() -> None:

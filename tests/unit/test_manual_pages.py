@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from runtime.settings import Section
 from tests.upkeep.manual_pages import PARTS, ROOT, SECTIONS, written
+from tests.yaml_files import read_yaml
 
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("operating", "watching", "repair", "settings")]
 MOST_WORDS = 13_000
-RULES = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"][0]["rules"]
+RULES = read_yaml(ROOT / "deploy" / "alerts.yml")["groups"][0]["rules"]
 
 
 @pytest.mark.parametrize("part", PARTS)

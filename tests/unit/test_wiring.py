@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from commands import policy_check, process, supervisor
 from commands.options import Servers
@@ -34,9 +33,10 @@ from runtime.operations import OPERATIONS_ADDRESS
 from services.serving import DRAIN_SECONDS
 from tests.command_line import run_here
 from tests.each_case import each_case
+from tests.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
-ALL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+ALL: dict[str, dict[str, Any]] = read_yaml(ROOT / "docker-compose.yml")["services"]
 # The second replica of a process with published ports is a service of its own.
 SERVICES = {name: service for name, service in ALL.items() if not name.endswith("-2")}
 SECONDS = {name.removesuffix("-2"): service for name, service in ALL.items() if name.endswith("-2")}

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic.fields import FieldInfo
 
 from commands.sections import KINDS, followed_kinds
 from runtime.settings import Section, Settings
+from tests.yaml_files import read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 SECTIONS: dict[str, type[Section]] = {"millrace": Settings, **KINDS, **followed_kinds()}
@@ -24,7 +24,7 @@ SECTIONS: dict[str, type[Section]] = {"millrace": Settings, **KINDS, **followed_
 
 def alarms() -> str:
     """An entry for each alarm, with what to do."""
-    groups = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"]
+    groups = read_yaml(ROOT / "deploy" / "alerts.yml")["groups"]
     return "\n".join(_alarm(rule) for group in groups for rule in group["rules"])
 
 

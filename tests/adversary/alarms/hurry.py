@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
-
 from tests.worlds.paths import ROOT
+from tests.yaml_files import read_yaml
 
 LONGEST_SECONDS = 60.0
 """The longest duration of a hurried rule. No rule becomes slower."""
@@ -57,7 +56,7 @@ def factors() -> dict[str, float]:
 
 
 def _rules() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"]
+    groups = read_yaml(ROOT / "deploy" / "alerts.yml")["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 

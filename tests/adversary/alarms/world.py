@@ -28,6 +28,7 @@ from tests.adversary.alarms import hurry
 from tests.adversary.alarms.reward_server import SlowRewardServer
 from tests.worlds.paths import BASE, EXAMPLE, ROOT
 from tests.worlds.processes import free_port
+from tests.yaml_files import read_yaml
 
 STORE_BYTES = 256 * 2**20
 GRADED = "graded"
@@ -185,7 +186,7 @@ class WatchedHome:
 
     def _prometheus(self) -> list[str]:
         """deploy/prometheus.yml, with the targets of this home."""
-        settings = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+        settings = read_yaml(ROOT / "deploy" / "prometheus.yml")
         settings["global"]["scrape_interval"] = f"{self._scrape:g}s"
         settings["rule_files"] = [str(ROOT / "deploy" / "alerts.yml"), str(self._hurried())]
         [home] = [job for job in settings["scrape_configs"] if job["job_name"] == "millrace-up"]

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable
 from tests.worlds.servers.authority import Authority
-from tests.worlds.servers.cloud import BUCKET, POD_TOKEN, ROLE, WEB_TOKEN, Cloud, serving
+from tests.worlds.servers.cloud import POD_TOKEN, ROLE, WEB_TOKEN, Cloud, serving
 from weights.stores.bucket import BucketTimeouts, open_bucket
 from weights.stores.store import WeightStore
 
@@ -57,7 +57,7 @@ def test_a_workload_gets_its_keys_with_its_token(
     cloud: Cloud, environments: dict[str, dict[str, str]], name: str, given: str
 ) -> None:
     before = len(cloud.given)
-    bucket = open_bucket(f"s3://{BUCKET}/{name}", environments[name], _QUICK)
+    bucket = open_bucket(f"s3://{cloud.bucket}/{name}", environments[name], _QUICK)
     WeightStore(bucket).check()
     assert bucket.put_if_absent("a", b"1")
     assert not bucket.put_if_absent("a", b"2")
@@ -82,6 +82,7 @@ def test_a_workload_gets_its_keys_with_its_token(
 )  # fmt: skip
 @pytest.mark.usefixtures("stranger")
 def test_what_does_not_fit_is_refused_by_name(  # noqa: PLR0917 a table
+    cloud: Cloud,
     places: dict[str, str],
     environments: dict[str, dict[str, str]],
     folder: Path,
@@ -92,5 +93,5 @@ def test_what_does_not_fit_is_refused_by_name(  # noqa: PLR0917 a table
 ) -> None:
     changed = {key: places.get(value, value).format(folder=folder) for key, value in changes.items()}
     with pytest.raises(kind) as refused:
-        WeightStore(open_bucket(f"s3://{BUCKET}/refused", environments[name] | changed, _QUICK)).check()
+        WeightStore(open_bucket(f"s3://{cloud.bucket}/refused", environments[name] | changed, _QUICK)).check()
     assert re.search(says, str(refused.value)), refused.value

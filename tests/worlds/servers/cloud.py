@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
+from uuid import uuid4
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -27,7 +28,7 @@ from tests.worlds.servers.authority import Issued
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-BUCKET, ROLE = "bucket", "arn:aws:iam::123456789012:role/weights"
+ROLE = "arn:aws:iam::123456789012:role/weights"
 WEB_TOKEN, POD_TOKEN = "web-token", "pod-token"
 _KEY, _SESSION = "ASIAWORKLOAD", "session-of-a-workload"
 
@@ -38,9 +39,11 @@ class Cloud:
     def __init__(self) -> None:
         self.given: list[str] = []
         """Who was given keys."""
+        self.bucket = f"bucket-{uuid4().hex}"
+        """Of this cloud alone: all clouds of a process are one moto, which makes a bucket once."""
         self._s3 = DomainDispatcherApplication(create_backend_app)
         self._turn = threading.Lock()  # for moto, "write if it does not exist" is two steps
-        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(BUCKET, "us-east-1")
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(self.bucket, "us-east-1")
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]

@@ -120,9 +120,10 @@ BROKEN = [
 
 
 @each_case(("text", "says"), BROKEN)
-@each_case("required", [True, False])
-@each_case("match", ["valid", "exact"])
-@each_case("reference", [None, "no json", []])
+@each_case(
+    ("required", "match", "reference"),
+    [(True, "valid", None), (False, "valid", []), (True, "exact", []), (False, "exact", "no json")],
+)
 def test_a_broken_call_is_always_the_models_fault_and_never_left_out(
     text: str, says: str, required: bool, match: str, reference: Any
 ) -> None:

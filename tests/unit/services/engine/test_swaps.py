@@ -47,7 +47,10 @@ async def test_tokens_name_the_version_that_made_them(store: StoreInMemory) -> N
         assert 20 <= boundary < 300
         expected = logprobs_of(old, [number, 7], chunk.token_ids)
         assert chunk.logprobs[:boundary] == pytest.approx(expected[:boundary], abs=rounding())
-        assert chunk.logprobs[boundary] != pytest.approx(expected[boundary], abs=1e-3), "the boundary is too early"
+        early, there = chunk.logprobs[boundary : boundary + 5], expected[boundary : boundary + 5]
+        assert early != pytest.approx(there, abs=1e-3), (
+            "the boundary is too early; one token alone may be equal by chance"
+        )
         assert len(chunk.token_ids) == 300
     assert after.spans == [Span(0, 2)]
     assert after.logprobs == pytest.approx(logprobs_of(new, PROMPT, after.token_ids), abs=rounding())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -64,12 +65,18 @@ def found_in(
     return assess(answers, rules, SETTINGS, NOW, where or standing())
 
 
-def move_of(rows: Iterable[AnswerRow], where: Standing | None = None) -> TrainMove:
-    return decide(where or standing(), found_in(rows, where), SETTINGS, NOW)
+def moved(found: Assessment, where: Standing | None = None) -> TrainMove:
+    return decide(where or standing(), found, SETTINGS, NOW)
 
 
-def out_of(rows: Iterable[AnswerRow]) -> set[str]:
-    return {name.split(",")[0] for name in found_in(rows)["left_out"]}
+def out_of(found: Assessment) -> set[str]:
+    return {name.split(",")[0] for name in found["left_out"]}
+
+
+@cache
+def fine() -> list[AnswerRow]:
+    """A version as good as live, asked for by three tenants."""
+    return list(asked_by(product(0, 16_000), THREE))
 
 
 def without_parties(rows: Iterable[AnswerRow]) -> Iterator[AnswerRow]:
@@ -84,12 +91,11 @@ def test_one_party_is_compared_as_if_nobody_knew_who_asked() -> None:
 
 
 ATTACKS = {
-    "votes against": (list(attacker()), (0.8, 0.8), "revoke"),
-    "makes faults": (list(attacker(rewards=(0.8, 0.8), refuses=(0.0, 1.0))), (0.8, 0.8), "revoke"),
-    "one arm alone": (list(attacker(rewards=(0.8, 0.8), canary=1.0)), (0.8, 0.8), "withdraw"),
+    "votes against": (list(attacker()), "revoke"),
+    "makes faults": (list(attacker(rewards=(0.8, 0.8), refuses=(0.0, 1.0))), "revoke"),
+    "one arm alone": (list(attacker(rewards=(0.8, 0.8), canary=1.0)), "withdraw"),
     "one unit of the canary": (
         [row._replace(unit="x 0" if row.arm == "canary" else row.unit) for row in attacker(1600)],
-        (0.8, 0.8),
         "withdraw",
     ),
     "a few units": (
@@ -97,7 +103,6 @@ ATTACKS = {
             row._replace(unit="x 0" if row.arm == "canary" else f"x {1 + number % 3}")
             for number, row in enumerate(attacker(1600))
         ],
-        (0.8, 0.8),
         "stay",
     ),
 }
@@ -106,28 +111,31 @@ LATE = Standing(
 )
 
 
+def test_a_version_as_good_as_live_arrives() -> None:
+    assert moved(found_in(fine(), LATE), LATE).kind == "arrive"
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_tenant_that_chooses_its_units_moves_no_verdict(name: str) -> None:
-    attack, reward, before = ATTACKS[name]
-    honest = list(asked_by(product(0, 16_000, reward=reward), THREE))
-    assert move_of(honest, LATE).kind == "arrive"
-    assert move_of(without_parties([*honest, *attack]), LATE).kind == before, "an attack that works without the defence"
-    assert move_of([*honest, *attack], LATE).kind == "arrive"
-    assert "of x" in out_of([*honest, *attack])
+    attack, before = ATTACKS[name]
+    blind, seen = (found_in(rows, LATE) for rows in (without_parties([*fine(), *attack]), [*fine(), *attack]))
+    assert moved(blind, LATE).kind == before, "an attack that works without the defence"
+    assert moved(seen, LATE).kind == "arrive"
+    assert "of x" in out_of(seen)
 
 
 def test_a_tenant_that_likes_a_bad_version_saves_it_not() -> None:
     honest = list(asked_by(product(0, 12_000, reward=(0.8, 0.72)), THREE))
     attack = list(attacker(2000, rewards=(0.0, 1.0)))
-    assert move_of(without_parties([*honest, *attack])).kind != "revoke"
+    assert moved(found_in(without_parties([*honest, *attack]))).kind != "revoke"
     for rows in (honest, [*honest, *attack]):
-        assert move_of(rows).kind == "revoke"
+        assert moved(found_in(rows)).kind == "revoke"
 
 
 def test_a_key_of_the_only_tenant_moves_no_verdict_either() -> None:
-    rows = [row._replace(tenant="a") for row in [*asked_by(product(0, 16_000), {"a": 1.0}), *attacker()]]
-    assert move_of(rows, LATE).kind == "arrive"
-    assert "of key key of x" in out_of(rows)
+    found = found_in([row._replace(tenant="a") for row in [*fine(), *attacker()]], LATE)
+    assert moved(found, LATE).kind == "arrive"
+    assert "of key key of x" in out_of(found)
 
 
 def test_the_learning_arm_is_not_emptied_by_one_tenant() -> None:
@@ -139,30 +147,29 @@ def test_the_learning_arm_is_not_emptied_by_one_tenant() -> None:
 
 
 def test_who_seems_harmed_alone_delays_the_arrival_and_is_named() -> None:
-    rows = [*asked_by(product(0, 16_000), THREE), *attacker()]
-    assert move_of(rows).kind == "stay"
+    rows = [*fine(), *attacker()]
     facts = found_in(rows)
+    assert moved(facts).kind == "stay"
     assert (facts["harmed"], facts["harmed_until"]) == (["x"], NOON + SETTINGS.harmed_seconds)
     assert "for x alone it seems worse" in facts["says"]
     assert "unless somebody withdraws it" in facts["says"]
-    late = found_in(rows, LATE)
-    assert "nobody withdrew it" in decide(LATE, late, SETTINGS, NOW).reason
-    likes = found_in([*asked_by(product(0, 16_000), THREE), *attacker(rewards=(0.0, 1.0))])
+    assert "nobody withdrew it" in moved(found_in(rows, LATE), LATE).reason
+    likes = found_in([*fine(), *attacker(rewards=(0.0, 1.0))])
     assert likes["harmed"] == []
     assert any(name.startswith("of x, which contradicts") for name in likes["left_out"])
 
 
 def test_a_loss_for_everybody_is_no_exception() -> None:
+    rows = list(product(0, 16_000, reward=(0.8, 0.7)))
     for tenants in (THREE, {"a": 1.0, "b": 1.0}, {str(number): 0.1 for number in range(10)}):
-        rows = list(asked_by(product(0, 16_000, reward=(0.8, 0.7)), tenants))
-        assert move_of(rows).kind == "revoke"
-        assert found_in(rows)["harmed"] == []
+        found = found_in(asked_by(rows, tenants))
+        assert (moved(found).kind, found["harmed"]) == ("revoke", [])
 
 
 def test_records_that_everybody_loses_withdraw_the_version() -> None:
-    rows = list(asked_by(product(0, 16_000), {str(number): 0.1 for number in range(10)}))
-    lost = [row for number, row in enumerate(rows) if row.arm == "live" or number % 5]
-    assert move_of(lost).reason.startswith("Records are lost")
+    rows = asked_by(fine(), {str(number): 0.1 for number in range(10)})
+    lost = (row for number, row in enumerate(rows) if row.arm == "live" or number % 5)
+    assert moved(found_in(lost)).reason.startswith("Records are lost")
 
 
 def test_a_ratio_that_one_party_breaks_before_its_own_is_broken_is_nobodys_loss() -> None:
@@ -185,9 +192,8 @@ def test_what_more_than_a_part_of_the_product_says_is_no_exception() -> None:
     """Two halves that contradict each other: nobody knows who is right, so both count."""
     bad = product(0, 8000, reward=(0.8, 0.3))
     good = (row._replace(key=f"b{row.key}") for row in product(1, 8000))
-    rows = [*asked_by(bad, {"a": 1.0}), *asked_by(good, {"b": 1.0})]
-    assert move_of(rows).kind == "revoke"
-    assert found_in(rows)["left_out"] == {}
+    found = found_in([*asked_by(bad, {"a": 1.0}), *asked_by(good, {"b": 1.0})])
+    assert (moved(found).kind, found["left_out"]) == ("revoke", {})
 
 
 def test_a_verdict_must_hold_without_each_tenant() -> None:
