@@ -21,10 +21,10 @@ from benchmarks.objectives.tasks import AnswerPool, Data, Noise
 from pipelines.training.learning.advantages import Scored, advantages
 from pipelines.training.learning.guard import has_left, step_scale
 from pipelines.training.learning.loss import LossSums, policy_loss
+from pipelines.training.learning.masters import MasterAdamW
 from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import bounded_step, stride
 from pipelines.training.learning.trackers import BetaTracker
-from pipelines.training.learning.working import MasterAdamW
 from pipelines.training.settings import TrainingSettings
 from policy.adapter import Adapter, all_linear
 from policy.logprobs import TokenScores
@@ -86,7 +86,7 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
         config = AdapterConfig(rank=cell.rank, alpha=32.0, targets=all_linear(policy), base_root="")
         trained = Adapter(policy.requires_grad_(requires_grad=False), config, dtype=torch.float32, seed=cell.seed)
         trained.requires_grad_(requires_grad=True)
-    pairs = [(weight, weight) for weight in trained.parameters()]
+    pairs = {name: (weight, weight) for name, weight in trained.named_parameters()}
     optimizer = MasterAdamW(pairs, lr=cell.rate, weight_decay=DEFAULTS.weight_decay)
     objective = Objective(cell.bound, cell.kl, cell.loss)
     trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell)

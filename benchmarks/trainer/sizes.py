@@ -27,7 +27,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.report import print_table, write_report
 from contracts.memory.training import TrainingWay
 from pipelines.training.learning.device import Precision
-from pipelines.training.learning.working import MasterAdamW, Pair, make_pairs, move
+from pipelines.training.learning.masters import MasterAdamW, Pair, make_pairs, move
 from policy.adapter import Adapter, all_linear
 from policy.logprobs import TokenScorer
 from policy.packing import ATTENTION, pack
@@ -123,12 +123,12 @@ def sizes(shape: str, num_tokens: int, recompute: bool, trained: Literal["device
             pairs = make_pairs(model, precision, TrainingWay(is_host=trained == "host"))
             # As the frozen copy holds them; a model of fake tensors cannot be copied safely.
             reference = [parameter.detach().clone() for parameter in model.parameters()]
-        optimizer = MasterAdamW([*pairs.values()], weight_decay=0.0)
+        optimizer = MasterAdamW(pairs, weight_decay=0.0)
         count = sum(parameter.numel() for parameter in model.parameters())
         _step(model, optimizer, num_tokens, recompute=recompute)  # allocates gradients
         state = {
             "masters": _bytes(master for master, _ in pairs.values()),
-            "moments": _bytes(each for state in optimizer.state.values() for each in state.values()),
+            "moments": _bytes(optimizer.moments.values()),
         }
         resident = {
             "weights": _bytes(model.parameters()),

@@ -20,6 +20,7 @@ from pipelines.training import repository
 from pipelines.training.checkpoints.bundles import Bundles, origin_of
 from pipelines.training.checkpoints.plans import Ending, digest_of, prepare
 from pipelines.training.known.experiences import is_old, version_lag, worth
+from pipelines.training.learning.device import generator_states
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
 from pipelines.training.samples.intake import is_new_edit
@@ -159,7 +160,7 @@ class Steps:
         drawn = self._without_turned(self._drawn())
         if not drawn.everything:
             return
-        generators = self._learner.trainee.random_state()
+        generators = generator_states(self._learner.trainee.device)
         plan = Plan(
             epoch=self._state.epoch,
             step=self._state.step,

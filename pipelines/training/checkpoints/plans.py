@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.known.batches import Batch
+from pipelines.training.learning.device import set_generators
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.samples.trial import STEP_ERROR, Plan
 from pipelines.training.state import Fate, TrainerState
@@ -143,7 +144,7 @@ def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
     """Give the learner what a plan fixes besides the batch."""
     learner.budget.current = min(max_tokens, learner.budget.most)
     if plan.random_state:
-        learner.trainee.set_random_state(plan.random_state)
+        set_generators(plan.random_state, learner.trainee.device)
 
 
 def digest_of(result: StepResult) -> str:

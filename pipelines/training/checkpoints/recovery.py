@@ -160,7 +160,7 @@ class Recovery:
             lineage, tensors = self.publisher.lineage(version), self.publisher.load(version)
             log.warning("rollback to published bits, without moments", version=version, reason=error.message)
             return version, TrainerState(lineage=lineage), self.learner.restart_from(tensors)
-        self.learner.trainee.check(checkpoint)
+        checkpoint.check(self.learner.trainee)
         return version, checkpoint.state, lambda: self.learner.restore(checkpoint)
 
     def _find(self, version: int) -> Target | None:

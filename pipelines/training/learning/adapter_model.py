@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.errors import WeightsRefused
+from pipelines.training.learning.masters import move
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.learning.working import move
 from pipelines.training.settings import AdapterSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
-from policy.weights import ModelBits, apply_patches, copied, stage_copy
+from policy.weights import ModelBits, copied, stage_copy
 from weights.adapters import AdapterConfig, config_of, weights_in
 from weights.probe import NUM_TOP, ProbeAnswers, Scores, probe_prompts
 from weights.tensors import root_of
@@ -24,11 +24,11 @@ from weights.tensors import root_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pipelines.training.learning.masters import Checkpoint
+    from pipelines.training.learning.masters import Pair
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
     from pipelines.training.learning.reference import ReferencePolicy
-    from pipelines.training.learning.working import Pair
     from pipelines.training.settings import TrainingSettings
+    from policy.weights import Patches
     from weights.tensors import Tensors
 
 
@@ -47,7 +47,7 @@ class AdapterModel(WholeModel):
             targets=tuple(sorted(wanted.targets or all_linear(model))),
             base_root=root_of(ModelBits(model)),
         )
-        move(model, self._precision)
+        move(model, self.precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
         pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
@@ -63,16 +63,16 @@ class AdapterModel(WholeModel):
         num_ids = int(self.model.config.get_text_config().vocab_size)
         prompts, found = probe_prompts(num_ids), list[Scores]()
         for other in (self.adapter.off(), self.adapter.holding(_values(weights_in(bits, self.adapter.config)))):
-            with other, self.computing():
+            with other, self.precision.computing():
                 logits_PV = self.model(torch.tensor(prompts, device=self.device)).logits[:, -1].float()
             top = logits_PV.log_softmax(-1).topk(min(NUM_TOP, num_ids))
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
             found.append([dict(zip(ids, values, strict=True)) for ids, values in pairs])
-        dtype = "bfloat16" if self._precision.is_reduced else "float32"
+        dtype = "bfloat16" if self.precision.is_reduced else "float32"
         return ProbeAnswers(dtype=dtype, prompts=prompts, base=found[0], adapted=found[1])
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
-        """As in `Trainee`: from an adapter like this one, or from the base, with an adapter that was not trained.
+    def _staged(self, bits: Tensors) -> Patches:
+        """Of an adapter like this one; of the base: an adapter that was not trained.
 
         Raises WeightsRefused: `other_adapter`, `other_model`, and as `stage_changes`.
         """
@@ -81,25 +81,7 @@ class AdapterModel(WholeModel):
             raise WeightsRefused("other_model", "these weights are neither an adapter nor the base of this one")
         if config is None:
             bits = self.bits_of(self.adapter.untrained())
-        patches = stage_copy(self.adapter, weights_in(bits, own))
-
-        def restart() -> None:
-            apply_patches(patches)
-            self.begin_moments()
-
-        return restart
-
-    def check(self, checkpoint: Checkpoint) -> None:
-        """As in `Trainee`. Raises WeightsRefused: `other_adapter`: the base is the same, and the adapter is not; else as `Trainee.check`."""
-        held, _, adapter = checkpoint.state.model.partition("+")
-        base, _, own = self.identity.partition("+")
-        if held and (not adapter or (held == base and adapter != own)):
-            found = "another adapter" if adapter else "the whole model"
-            raise WeightsRefused(
-                "other_adapter",
-                f"the checkpoint is of {found}: rank, alpha and targets in [training] adapter stay the same within a run; begin a new home",
-            )
-        super().check(checkpoint)
+        return stage_copy(self.adapter, weights_in(bits, own))
 
 
 class _WithoutAdapter:
@@ -116,7 +98,7 @@ class _WithoutAdapter:
             other = adapter.off()
         else:
             other = adapter.holding(_values(weights_in(bits, adapter.config)))
-        with other, self._trainee.computing():
+        with other, self._trainee.precision.computing():
             return [batch.scored_by(self._trainee.scorer).log_probs_BT for batch in batches]
 
 

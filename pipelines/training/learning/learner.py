@@ -22,7 +22,7 @@ from pipelines.training.known.batches import Batch
 from pipelines.training.known.experiences import num_tokens, row_lengths
 from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, denominators
-from pipelines.training.learning.device import is_out_of_memory, release_memory
+from pipelines.training.learning.device import generator_states, is_out_of_memory, release_memory, set_generators
 from pipelines.training.learning.figures import Mismatch, Speed, StepResult, batch_figures, sample_rows, text_figures
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.masters import Checkpoint
@@ -280,17 +280,17 @@ class Learner:
         self._refuse_torn()
         state.tracker = self.tracker.to_json()
         state.comparable_norms, state.guard_signs = self.guard_history.norms, self.guard_history.signs
-        state.random_state = self.trainee.random_state()
+        state.random_state = generator_states(self.trainee.device)
         state.model = self.trainee.identity
         weights, moments = self.trainee.masters()
         return Checkpoint(state, weights, moments, version)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Return to what `capture` saved. Raises WeightsRefused: see `Trainee.check`; nothing has changed."""
-        self.trainee.check(checkpoint)
+        """Return to what `capture` saved. Raises WeightsRefused: see `Checkpoint.check`; nothing has changed."""
+        checkpoint.check(self.trainee)
         state = checkpoint.state
         tracker = in_range(tracker_from_json(state.tracker), self.settings)
-        self.trainee.set_random_state(state.random_state)
+        set_generators(state.random_state, self.trainee.device)
         self.tracker = tracker
         self.guard_history = GuardHistory(state.comparable_norms, state.guard_signs)
         self._begin_change()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from contracts.records import Segment
     from pipelines.training.known.experiences import Segmented
-    from pipelines.training.learning.working import MasterAdamW
+    from pipelines.training.learning.masters import MasterAdamW
 
 PROBED = 16
 """Samples of the batch that the movement is measured on, at most."""
@@ -122,15 +122,13 @@ def bounded_step(
 
 def _take_back(optimizer: MasterAdamW, share: float) -> None:
     """Add a share of AdamW's last step to the weights again: lr * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)."""
-    for group in optimizer.param_groups:
-        first, second = group["betas"]
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = optimizer.state[parameter]
-            taken = float(state["step"])
-            length = share * group["lr"] / (1 - first**taken)
-            flat = (parameter.view(-1), state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1))
-            for weight, mean, square in zip(*(each.split(PIECE) for each in flat), strict=True):
-                weight.addcdiv_(mean, (square / (1 - second**taken)).sqrt_().add_(group["eps"]), value=length)
+    (group,) = optimizer.param_groups
+    first, second = group["betas"]
+    for master, _ in optimizer.stepped():
+        state = optimizer.state[master]
+        taken = float(state["step"])
+        length = share * group["lr"] / (1 - first**taken)
+        flat = (master.view(-1), state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1))
+        for weight, mean, square in zip(*(each.split(PIECE) for each in flat), strict=True):
+            weight.addcdiv_(mean, (square / (1 - second**taken)).sqrt_().add_(group["eps"]), value=length)
     optimizer.write()

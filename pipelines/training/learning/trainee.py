@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contracts.records import Experience
     from pipelines.training.learning.device import TokenBudget
     from pipelines.training.learning.loss import LossSums
-    from pipelines.training.learning.masters import Checkpoint, Masters
+    from pipelines.training.learning.masters import Masters
     from pipelines.training.learning.step_bound import Taken
     from pipelines.training.text.losses import TextLosses
     from pipelines.training.text.samples import TextBatch
@@ -72,6 +72,8 @@ class Trainee(Protocol):
 
     config: Any
     """The model's configuration."""
+    device: torch.device
+    """Whose random generators a step may depend on."""
     identity: str
     """The hash of the base policy, and whatever else versions and checkpoints must have in common to descend from each other."""
     routing: Routing
@@ -111,15 +113,6 @@ class Trainee(Protocol):
 
     def masters(self) -> Masters:
         """What a checkpoint holds: the tensors themselves, which a step changes. Their names are the trainee's own."""
-
-    def random_state(self) -> dict[str, str]:
-        """What a step depends on besides tensors: names to short texts, which a checkpoint holds, and a plan if they changed."""
-
-    def set_random_state(self, states: Mapping[str, str]) -> None:
-        """Return to what `random_state` gave. Raises KeyError if something is missing; then nothing has changed."""
-
-    def check(self, checkpoint: Checkpoint) -> None:
-        """Check that a checkpoint belongs here; raises WeightsRefused if not. Changes nothing."""
 
     def put(self, held: Masters) -> None:
         """Return to what a checkpoint held."""

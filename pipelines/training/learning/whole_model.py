@@ -16,16 +16,15 @@ import torch
 
 from contracts.errors import InvalidSettings
 from contracts.memory.training import TrainingWay, passes_of
-from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
+from pipelines.training.learning.device import TokenBudget, compute_repeatably, machine_of, precision_of
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
-from pipelines.training.learning.masters import TrainedParameters, identity_of
+from pipelines.training.learning.masters import MasterAdamW, identity_of, make_pairs
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
-from pipelines.training.learning.working import Pair, make_pairs
 from pipelines.training.text.losses import baseline_of, needs_anchor, text_losses
 from pipelines.training.text.samples import mismatched_rows, rows_of
 from policy.load import context_of
@@ -36,20 +35,21 @@ from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
+    from pipelines.training.learning.masters import Masters, Pair
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.text.samples import TextBatch
+    from policy.weights import Patches
     from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
 
 
-class WholeModel(TrainedParameters):
+class WholeModel:
     """The model with its optimizer, and the reference that it is pulled towards. A `Trainee`."""
 
     def __init__(
@@ -61,16 +61,15 @@ class WholeModel(TrainedParameters):
             torch.cuda.set_device(on)
         compute_repeatably(on, deterministic=settings.deterministic)
         self.config, self.can_fork, self.budget = model.config, on.type == "cpu", TokenBudget(settings.max_tokens)
-        self._precision = precision_of(settings, on)
+        self.device, self.model, self.precision = on, model, precision_of(settings, on)
         self._way = way or TrainingWay(is_host=settings.masters == "host")
-        trained, identity, reference = self._trained_of(model, settings)
+        pairs, self.identity, reference = self._trained_of(model, settings)
         self.routing = routing_for(model, settings)
         if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
         self._packs, self._windowed = not problem, has_windows(model)
         self.reference = reference() if passes_of(settings.model_dump()).has_reference else None
-        self.model = model
-        super().__init__(trained, settings, on, identity)
+        self.optimizer = MasterAdamW(pairs, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.scorer = TokenScorer(model)
         if settings.compile_layers and on.type == "cuda":
             self.scorer.compile_layers()
@@ -90,7 +89,7 @@ class WholeModel(TrainedParameters):
     ) -> tuple[Mapping[str, Pair], str, Callable[[], ReferencePolicy]]:
         """Bring the model to its device; what of it is trained, its identity, and what makes the reference."""
         identity = identity_of(ModelBits(model), int(model.config.vocab_size))
-        return make_pairs(model, self._precision, self._way), identity, lambda: FrozenCopy(model, self._precision)
+        return make_pairs(model, self.precision, self._way), identity, lambda: FrozenCopy(model, self.precision)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
@@ -112,7 +111,7 @@ class WholeModel(TrainedParameters):
                 if objective.kl_coefficient > 0 and self.reference is not None:
                     # First: the reference may be this very model, and forgets the experts that a backward pass computes through again.
                     (anchor_BT,) = self.reference.log_probs([batch])
-                with self._precision.computing():
+                with self.precision.computing():
                     scores = batch.scored_by(self.scorer)
                 mask_BT, sequences = _layout(batch)
                 tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], mask_BT
@@ -155,7 +154,7 @@ class WholeModel(TrainedParameters):
         current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
         for micro in batches:
             self.scorer.recomputes = self._recomputes(micro)
-            with self._stages.stage("forward"), self._precision.computing():
+            with self._stages.stage("forward"), self.precision.computing():
                 log_probs_S, weight_S, row_S = _text_tokens(micro, micro.scored_by(self.scorer).log_probs_BT)
             pull_S = factor_N[row_S] * weight_S
             with self._stages.stage("backward"):
@@ -177,7 +176,7 @@ class WholeModel(TrainedParameters):
         found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
         under = self.reference.log_probs(batches) if anchor and self.reference is not None else [None] * len(batches)
         for batch, anchor_BT in zip(batches, under, strict=True):
-            with self._precision.computing():
+            with self.precision.computing():
                 log_probs_BT = batch.scored_by(self.scorer).log_probs_BT if anchor_BT is None else anchor_BT
             log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
             found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
@@ -191,7 +190,7 @@ class WholeModel(TrainedParameters):
     def clip(self, max_norm: float) -> float:
         """As in `Trainee`."""
         with self._stages.stage("backward"):
-            return super().clip(max_norm)
+            return self.optimizer.clip(max_norm)
 
     def take_step(self, scale: float) -> Taken:
         """As in `Trainee`."""
@@ -209,15 +208,16 @@ class WholeModel(TrainedParameters):
         self._stepping, self._passed, self._num_passed = [], [], 0
 
     def hold_less(self) -> bool:
-        """As in `Trainee`: the backward pass computes the layers again."""
-        can_change = self._recompute == "auto"
-        self._recompute = "always" if can_change else self._recompute
-        return can_change
+        """As in `Trainee`: the backward pass computes the layers again, at first a part of them if they are compiled."""
+        if self._recompute == "auto":
+            self._recompute = "always"
+            return True
+        return self._recompute == "always" and self.scorer.recompute_more()
 
     def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`."""
         batches = self._micro_batches(experiences)
-        dtype = torch.bfloat16 if self._precision.is_reduced else None
+        dtype = torch.bfloat16 if self.precision.is_reduced else None
         found_S = self._now(batches, dtype)
         return TokenLogProbs(found_S, torch.cat([batch.behaviour_BT[batch.mask_BT] for batch in batches]))
 
@@ -242,18 +242,29 @@ class WholeModel(TrainedParameters):
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`; raises as `stage_changes`."""
-        patches = stage_copy(self.model, bits)
+        patches = self._staged(bits)
 
         def restart() -> None:
             apply_patches(patches)
-            self.optimizer.read()
-            self.begin_moments()
+            self.optimizer.restart()
 
         return restart
 
-    def computing(self) -> AbstractContextManager[object]:
-        """The block of a forward pass, at its precision."""
-        return self._precision.computing()
+    def _staged(self, bits: Tensors) -> Patches:
+        """What makes these weights those of a version. Raises as `restart_from`."""
+        return stage_copy(self.model, bits)
+
+    def masters(self) -> Masters:
+        """As in `Trainee`: the moments are named `moment/name`."""
+        return self.optimizer.weights, self.optimizer.moments
+
+    def put(self, held: Masters) -> None:
+        """As in `Trainee`."""
+        self.optimizer.put(held)
+
+    def machine(self) -> dict[str, str]:
+        """As in `Trainee`."""
+        return machine_of(self.device) | self.optimizer.places()
 
     def seconds(self) -> Mapping[str, float]:
         """As in `Trainee`."""
@@ -280,7 +291,7 @@ class WholeModel(TrainedParameters):
         for batch in batches:
             found_BT = batch.behaviour_BT
             if needs_pass:
-                with self._precision.computing():
+                with self.precision.computing():
                     found_BT = batch.scored_by(self.scorer).log_probs_BT
             mask_BT, sequences = _layout(batch)
             parts.append(tokens_of(found_BT, batch.behaviour_BT, advantage_N[batch.sample_B], mask_BT, sequences))
@@ -296,7 +307,7 @@ class WholeModel(TrainedParameters):
         if math.isinf(self._step_bound):
             return torch.empty(0), lambda: torch.empty(0)
         every = stride(len(self._stepping))
-        if self._precision.is_reduced:
+        if self.precision.is_reduced:
             batches = self._micro_batches(windows(self._stepping, every))
             dtype, before = torch.float16, self._now(batches, torch.float16)
             if not before.isfinite().all():

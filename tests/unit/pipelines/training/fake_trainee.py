@@ -15,9 +15,9 @@ import torch
 
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
-from pipelines.training.learning.device import TokenBudget, generator_states, set_generators
+from pipelines.training.learning.device import TokenBudget
 from pipelines.training.learning.loss import LossSums, policy_loss
-from pipelines.training.learning.masters import Checkpoint, Masters
+from pipelines.training.learning.masters import Masters
 from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import Taken
@@ -40,6 +40,7 @@ class UnigramTrainee:
         self.frozen_V = torch.linspace(-frozen, frozen, VOCABULARY)
         self.config: Any = SimpleNamespace(vocab_size=VOCABULARY, max_position_embeddings=64)
         self.identity, self.can_fork = "unigrams", True
+        self.device = torch.device("cpu")
         self.routing, self.budget = NO_REPLAY, TokenBudget(1024)
         self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
         self.fails: list[Exception] = []
@@ -126,19 +127,9 @@ class UnigramTrainee:
     def masters(self) -> Masters:
         return {NAME: self.logits_V.detach()}, {}
 
-    def check(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.state.model != self.identity:
-            raise WeightsRefused("other_model", "another base policy")
-
     @torch.no_grad()
     def put(self, held: Masters) -> None:
         self.logits_V.copy_(held[0][NAME])
-
-    def random_state(self) -> dict[str, str]:
-        return generator_states(torch.device("cpu"))
-
-    def set_random_state(self, states: Mapping[str, str]) -> None:
-        set_generators(states, torch.device("cpu"))
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         held = {NAME: _read(bits)}, dict[str, torch.Tensor]()

@@ -97,6 +97,15 @@ def test_recomputed_layers_hold_less() -> None:
     assert "forward" not in vars(model.base_model.layers[0])
 
 
+@pytest.mark.parametrize(("recompute", "changes"), [("auto", 2), ("always", 1), ("never", 0)])
+def test_where_memory_ran_out_compiled_layers_run_again_in_part_and_then_as_a_whole(
+    recompute: str, changes: int
+) -> None:
+    trainee = model_of(a_learner(tiny_model("llama"), TrainingSettings(kl_coefficient=0.0), recompute=recompute))
+    trainee.scorer.compile_layers(lambda graph, _inputs: graph)
+    assert [trainee.hold_less() for _ in range(3)] == [True] * changes + [False] * (3 - changes)
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "qwen3_moe", "lfm2", "gpt2"])
 def test_a_frozen_copy_takes_two_bytes_and_computes_as_a_float32_one(kind: str) -> None:
     model = tiny_model(kind)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.masters import MasterAdamW
 from pipelines.training.learning.step_bound import LEAST, PROBED, SHARE, SLACK, bounded_step, stride, windows
-from pipelines.training.learning.working import MasterAdamW
 from pipelines.training.settings import TrainingSettings
 from tests.unit.pipelines.training.builders import a_learner, experience, model_of, segment, tiny_model, weights_now
 from tests.unit.pipelines.training.learning.test_divergence import answers
@@ -16,7 +16,7 @@ def policy(steps: int = 0) -> tuple[torch.nn.Parameter, MasterAdamW]:
     """Logits of 4 contexts over 5 tokens, after some steps, with a gradient for the next."""
     torch.manual_seed(0)
     logits = torch.nn.Parameter(torch.randn(4, 5))
-    optimizer = MasterAdamW([(logits, logits)], lr=1.0, weight_decay=0.0)
+    optimizer = MasterAdamW({"logits": (logits, logits)}, lr=1.0, weight_decay=0.0)
     for number in range(steps + 1):
         logits.grad = torch.randn(4, 5)
         if number < steps:

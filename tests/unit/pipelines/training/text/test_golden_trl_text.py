@@ -117,4 +117,6 @@ def test_each_loss_of_text_and_its_gradient_equal_trl(tmp_path: Path, kind: Kind
     assert found.losses.values == {kind: pytest.approx(expected.item(), abs=room)}
     for name, theirs in trainer.model.named_parameters():
         rounding = network_tolerance(trainee.model.config, 1.0, backward=True) * float(theirs.grad.abs().max())
-        torch.testing.assert_close(trainee.parameters[name].grad, theirs.grad, atol=10 * rounding, rtol=0)
+        torch.testing.assert_close(
+            dict(trainee.model.named_parameters())[name].grad, theirs.grad, atol=10 * rounding, rtol=0
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +14,9 @@ from contracts.memory.shapes import ModelShape
 from contracts.memory.training import Passes, TrainingWay, memory_of
 from pipelines.training.learning.device import Precision
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.masters import MasterAdamW, make_pairs
 from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.learning.working import make_pairs
 from pipelines.training.settings import TrainingSettings
 from tests.models import tiny_model as model_of_kind
 from tests.unit.pipelines.training.builders import a_learner, bits_now, captured, model_of, tiny_model, weights_now
@@ -114,17 +116,71 @@ def test_what_is_computed_is_what_is_held(way: TrainingWay, precision: str) -> N
     trainee.backward(rows(samples(2)))
     trainee.take_step(1.0)
     weights, (masters, moments) = [*trainee.model.parameters()], trainee.masters()
-    gradients = [each.grad for each in (*weights, *trainee.parameters.values()) if each.grad is not None]
+    gradients = [each.grad for each in weights if each.grad is not None]
     assert isinstance(trainee.reference, FrozenCopy)
     kept = [*weights, *masters.values(), *moments.values(), *trainee.reference.model.parameters()]
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (*kept, *gradients)}
-    num_small = (2 if precision == "bfloat16" else 1) * len(
-        weights
-    )  # of each weight a count of steps, and the mark of a master apart
+    # Of each weight there is a count of steps.
     count = sum(each.numel() for each in weights)
     shape = ModelShape(count, (), num_layers=0, width=0, vocabulary=0, num_experts=0, num_active=0)
     need = memory_of(shape, way, Passes(is_reduced=precision == "bfloat16"))
-    assert sum(storages.values()) - 4 * num_small == need.base + need.state + (12 * count if way.is_host else 0)
+    assert sum(storages.values()) - 4 * len(weights) == need.base + need.state + (12 * count if way.is_host else 0)
+
+
+class Copies:
+    """Copies that are made in their order: as soon as they are asked for, or not before somebody waits for them.
+
+    `ahead`: those that the first to wait had asked for.
+    """
+
+    def __init__(self, *, are_late: bool) -> None:
+        self.are_late, self.num_asked, self.ahead = are_late, 0, 0
+        self.waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        self.waiting.append((target, source))
+        self.num_asked += 1
+        if not self.are_late:
+            self.make(self.num_asked)
+        return partial(self.wait, self.num_asked)
+
+    def wait(self, number: int) -> None:
+        self.ahead = self.ahead or self.num_asked
+        self.make(number)
+
+    def make(self, number: int) -> None:
+        while self.num_asked - len(self.waiting) < number:
+            target, source = self.waiting.pop(0)
+            target.copy_(source)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("are_late", [False, True])
+def test_copies_beside_the_step_give_the_bits_of_a_step_without_them(kind: torch.dtype, *, are_late: bool) -> None:
+    copies, optimizers = Copies(are_late=are_late), []
+    ways: list[dict[str, Any]] = [{}, {"copy": copies, "part": 16}]
+    for options in ways:
+        torch.manual_seed(0)
+        pairs = {}
+        for name, shape in {"matrix": (9, 8), "norm": (3,), "wide": (2, 40)}.items():
+            master = torch.nn.Parameter(torch.randn(shape), requires_grad=False)
+            pairs[name] = (master, torch.nn.Parameter(master.bfloat16()))
+            pairs[name][1].grad_dtype = kind
+        optimizers.append(MasterAdamW(pairs, lr=0.1, weight_decay=0.1, **options))
+        for _ in range(3):
+            for _, working in pairs.values():
+                working.grad = torch.randn(working.shape).to(kind)
+            optimizers[-1].step()
+            for each in optimizers[-1].weights.values():
+                each.mul_(0.9)
+            optimizers[-1].write()
+    assert copies.ahead == 2
+    copies.make(copies.num_asked)
+    plain, found = ([*each.weights.values(), *each.moments.values()] for each in optimizers)
+    weights = ([working for _, working in each.stepped()] for each in optimizers)
+    for one, other in [*zip(plain, found, strict=True), *zip(*weights, strict=True)]:
+        assert torch.equal(one, other)
+    assert float(optimizers[1].moments["step/wide"]) == 3
 
 
 def test_buffers_and_what_a_model_wants_in_float32_keep_their_type() -> None:
