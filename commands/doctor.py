@@ -20,13 +20,13 @@ from commands.findings import Finding, checked, missing, note
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
-from commands.room import described_shape, fit_table
+from commands.room import described_shape, fit_table, settings_on
 from commands.sections import sections_finding
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, InvalidSettings
 from contracts.event_log import EventLog
-from contracts.memory.training import GB, MAX_TOKENS, settings_that_fit
+from contracts.memory.training import USUAL, passes_of
 from engines.cards import read_shape
 from pipelines.training.settings import TrainingSettings
 from rewards.sandbox.choose import MAKERS, Maker, described, sandbox_or_problem
@@ -137,14 +137,12 @@ def doctor(
 
 def print_fits(folder: Path, home: Path, cards: Sequence[float]) -> bool:
     """Print which ways of training a checkpoint fit cards of so many GB. Returns whether each card has one. Raises as `read_shape`."""
-    shape, max_tokens = read_shape(folder), MAX_TOKENS
+    shape, passes = read_shape(folder), USUAL
     if settings_file(home).exists():
-        max_tokens = load_section(home, "training", TrainingSettings).max_tokens
-    print(
-        f"\n{described_shape(shape)}\n\nComputed, for [training] max_tokens = {max_tokens}; see docs/models.md, What fits\n"
-    )
-    print("\n".join(fit_table(shape, max_tokens, cards)))
-    return all(any(settings_that_fit(shape, round(card * GB), max_tokens)) for card in cards)
+        passes = passes_of(load_section(home, "training", TrainingSettings).model_dump())
+    print(f"\n{described_shape(shape)}\n\nComputed, for [training] {passes.says}; see docs/models.md, What fits\n")
+    print("\n".join(fit_table(shape, passes, cards)))
+    return all(any(settings_on(shape, passes, card)) for card in cards)
 
 
 def _keys(settings: Settings) -> Finding:

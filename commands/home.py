@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from commands.keys import make_first_keys
@@ -22,8 +23,12 @@ from commands.sections import check_sections
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.checkpoints import CheckpointReport
-from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized
+from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
+from contracts.files import read_small
 from contracts.keys import check_key, create_key, register_key
+from pipelines.training.checkpoints.checkpoint_names import STATE, WEIGHTS, names_in
+from pipelines.training.settings import AdapterSettings, TrainingSettings
+from pipelines.training.state import TrainerState
 from rewards.preflight import check_tasks, propose_expected
 from runtime.database import Database
 from runtime.days import migrate
@@ -34,10 +39,12 @@ from runtime.log.loss_detection import note, read_positions, require_same_log
 from runtime.operator_key import APP_KEY, OPERATOR_KEY, given_operator_key, operator_file, operator_key
 from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
-from runtime.settings import Section, Settings, load_settings, make_section, write_settings
+from runtime.settings import Section, Settings, completed, load_settings, make_section, write_settings
 from runtime.settings_file import is_given, settings_file
 from services.inference.template.chat_template import load_template
+from weights.adapters import A, AdapterConfig
 from weights.files import write_durably
+from weights.mapped import map_safetensors
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.stores.store import WeightStore
@@ -106,6 +113,8 @@ def prepare_home(
     _check_redis(settings)
     if is_started := settings_file(settings.home).exists():
         check_sections(settings.home, given=sections)
+        if isinstance(training := sections.get("training"), TrainingSettings):
+            check_adapter(settings.checkpoints, completed(settings.home, {"training": training})["training"].adapter)
     tasks = check_tasks(settings.tasks, settings.web_url, print)
     if is_started and not is_given():
         settings = _continued(settings, load_settings(settings.home))
@@ -160,6 +169,28 @@ def prepare_home(
             )
     database.close()
     return Home(settings, operator_key(settings.home), app_key)
+
+
+def check_adapter(checkpoints: Path, adapter: AdapterSettings | None) -> None:
+    """Raises InvalidSettings if the newest checkpoint that can be read is of another adapter, or of none: the trainer would refuse it."""
+    for name in reversed(names_in(checkpoints)):
+        try:
+            model = msgspec.json.decode(read_small(checkpoints / name / STATE), type=TrainerState).model
+            tensors = map_safetensors(checkpoints / name / WEIGHTS)
+        except (OSError, msgspec.MsgspecError, NotFound, WeightsRefused):
+            continue
+        parts = {name.removesuffix(f".{A}"): tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A)}
+        wanted = base = model.partition("+")[0]
+        if adapter is not None:
+            targets = tuple(sorted(adapter.targets or {name.rpartition(".")[2] for name in parts}))
+            wanted = AdapterConfig(rank=adapter.rank, alpha=adapter.alpha, targets=targets, base_root=base).identity
+        if model != wanted:
+            held = f"an adapter of rank {max(parts.values())}" if parts else "the whole model"
+            raise InvalidSettings(
+                f"[training] adapter: {checkpoints} has {held}, and another was chosen: what is trained, rank, alpha and targets stay the "
+                "same within a run; put it back, or choose another --home"
+            )
+        return
 
 
 def _load_base(settings: Settings, inspect: Callable[[Path], CheckpointReport] | None) -> Tensors:

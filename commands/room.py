@@ -17,18 +17,29 @@ import psutil
 
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
-from contracts.memory.shapes import ModelShape
-from contracts.memory.training import GB, WAYS, TrainerMemory, memory_of, require_card, settings_that_fit
+from contracts.memory.shapes import NO_LAYER, ModelShape
+from contracts.memory.training import (
+    CARD_BYTES,
+    GB,
+    HOST_BYTES,
+    SAVED,
+    Passes,
+    TrainerMemory,
+    TrainingWay,
+    memory_of,
+    require_card,
+    settings_that_fit,
+    ways_for,
+    ways_of,
+)
 from engines.cards import card_bytes, read_shape
 
 _CACHE_TOKENS, _BATCH_TOKENS, SLOTS = 16_384, 1024, 2
 """The defaults of the section [engine]. Slots: live and candidate."""
-_PROCESS_BYTES = 700 * 2**20
-"""A process with torch and transformers and without a model."""
 _OTHERS_BYTES = 600 * 2**20
 """All processes but engine and trainer, without what they share."""
-_ENGINE_HOST, _TRAINER_HOST = 7, 9
-"""Bytes per weight beside a GPU: while an engine loads a version; for three versions and a save of the trainer."""
+_LOADING = 7
+"""Bytes per weight while an engine loads a version whole: its bits, its values and one byte of history. On the host also beside a GPU."""
 _DISK_WEIGHT, _DISK_BYTES = 2 + 2 * 12, 2**28
 """Version 0, two checkpoints of master and moments; and room for log and database to grow."""
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -57,17 +68,20 @@ class MachineRoom(NamedTuple):
 def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
     """What engine and trainer need for this policy with their default settings.
 
-    Bytes per weight: the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version
-    is loaded whole; the trainer holds master, gradient and two moments (16), a frozen copy in bfloat16 (2) and the bits of three versions
-    (6), and copies at most a quarter of master and moments (3) while it saves. tests/unit/commands/test_room.py compares the trainer's.
+    The engine holds each arm in float32 on CPU and in bfloat16 on a GPU. tests/unit/commands/test_room.py compares the trainer's with its process.
     """
-    width = 4 if device == "cpu" else 2
+    peak, width = _trainer(report, device).kept, 4 if device == "cpu" else 2
     pages = 4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
     cache = _CACHE_TOKENS * report.cache_elements_per_token * width + pages
     slot = report.num_weights * width + cache
-    engine = SLOTS * slot + 7 * report.num_weights
-    trainer, peak = 24 * report.num_weights, 27 * report.num_weights
-    return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak, slot)
+    engine = HOST_BYTES + SLOTS * slot + _LOADING * report.num_weights
+    return MemoryNeed(engine, peak - SAVED * report.num_weights, peak, slot)
+
+
+def _trainer(report: CheckpointReport, device: str) -> TrainerMemory:
+    """Without activations, of whole weights with masters on the device."""
+    shape = ModelShape(report.num_weights, (), num_layers=0, width=0, vocabulary=0, num_experts=0, num_active=0)
+    return memory_of(shape, TrainingWay(), Passes(0, is_reduced=device != "cpu"))
 
 
 def room_here(home: Path, device: str) -> MachineRoom:
@@ -84,7 +98,7 @@ def shortage(
     *,
     num_engines: int = 1,
     num_slots: int = SLOTS,
-    trainer_host: int | None = None,
+    trainer: int | None = None,
 ) -> str:
     """What this machine lacks for a policy beside memory of a GPU, and what to do; empty if it has everything.
 
@@ -94,16 +108,19 @@ def shortage(
         room: of this machine.
         num_engines: how many of our engines run here, with `num_slots` each; vLLM's servers are not counted.
         num_slots: of each of them.
-        trainer_host: bytes that the trainer takes beside a GPU; None: as with masters on the device.
+        trainer: bytes that it takes here, beside a GPU or without one; None: as with whole weights and masters on the device.
     """
     need, weights = memory_need(report, device), report.num_weights
     engines = num_engines * (need.engine + (num_slots - SLOTS) * need.slot)
     if device == "cpu":
-        memory = engines + need.trainer_peak + _OTHERS_BYTES
-        parts = f"engine {gib(engines)}, trainer {gib(need.trainer_peak)} while it saves, the other processes {gib(_OTHERS_BYTES)}"
+        trainer = trainer or need.trainer_peak
+        memory = engines + trainer + _OTHERS_BYTES
+        parts = (
+            f"engine {gib(engines)}, trainer {gib(trainer)} while it saves, the other processes {gib(_OTHERS_BYTES)}"
+        )
     else:
-        trainer = _PROCESS_BYTES + _TRAINER_HOST * weights if trainer_host is None else trainer_host
-        memory = trainer + num_engines * _PROCESS_BYTES + _ENGINE_HOST * weights + _OTHERS_BYTES
+        trainer = trainer or _trainer(report, device).host
+        memory = trainer + num_engines * HOST_BYTES + _LOADING * weights + _OTHERS_BYTES
         parts = "what engine and trainer keep beside the GPU, and the other processes"
     if memory > room.memory:
         lack = f"it needs {gib(memory)} of memory ({parts}), and there are {gib(room.memory)}"
@@ -129,14 +146,16 @@ def require_room(
 ) -> None:
     """Raises InvalidSettings if this machine lacks memory or disk for a policy: see `shortage`; or if the GPU lacks memory for the trainer.
 
-    `training`: the section [training]. It says how the policy is trained, so what the trainer takes of a GPU, beside our engines on it.
+    `training`: the section [training]. It says how the policy is trained, so what the trainer takes, of a GPU beside our engines on it.
     """
     room, trainer = room_here(home, device), None
     if device != "cpu":
-        engines = num_engines * num_slots * memory_need(report, device).slot
+        engines = num_engines * (CARD_BYTES + num_slots * memory_need(report, device).slot)
         card = sys.maxsize if room.gpu is None else room.gpu
-        trainer = require_card(read_shape(policy), training, card, device, lambda _: engines)[1].host
-    if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer_host=trainer):
+        trainer = require_card(read_shape(policy), training, card, device, beside=lambda _: engines)[1].host
+    elif (way := ways_of(training)[0]).rank:
+        trainer = memory_of(read_shape(policy), way, Passes(0, is_reduced=False)).kept
+    if lack := shortage(report, device, room, num_engines=num_engines, num_slots=num_slots, trainer=trainer):
         raise InvalidSettings(f"{policy} does not fit into this machine: {lack}")
 
 
@@ -151,11 +170,11 @@ def described_shape(shape: ModelShape) -> str:
     return f"{size}, {experts}; {len(shape.linears)} linear maps: {linears}"
 
 
-def fit_table(shape: ModelShape, max_tokens: int, cards: Sequence[float]) -> Iterator[str]:
+def fit_table(shape: ModelShape, passes: Passes, cards: Sequence[float]) -> Iterator[str]:
     """Lines of a table: each way of training, what it takes in GB (10^9 bytes), and which cards of so many GB it fits."""
     parts = (*TrainerMemory._fields[:-1], "card", "host")
     sizes = [f"{card:g} GB" for card in cards]
-    longest = max(len(way.says) for way in WAYS)
+    longest = max(len(way.says) for way in ways_for(shape))
     yield " ".join(
         [
             f"{'trainer alone, GB':<{longest}}",
@@ -164,14 +183,21 @@ def fit_table(shape: ModelShape, max_tokens: int, cards: Sequence[float]) -> Ite
             " [training]",
         ]
     )
-    for way in WAYS:
-        need = memory_of(shape, way, max_tokens)
+    for way in ways_for(shape):
+        need = memory_of(shape, way, passes)
         numbers = (f"{getattr(need, name) / GB:>11.2f}" for name in parts)
         fits = (f"{'fits' if need.card <= card * GB else 'no':>6}" for card in cards)
         yield " ".join([f"{way.says:<{longest}}", *numbers, *fits, f" {way.settings}"])
+    if not shape.adapted:
+        yield NO_LAYER
     for card in cards:
-        found = "; ".join(settings_that_fit(shape, round(card * GB), max_tokens))
+        found = "; ".join(settings_on(shape, passes, card))
         yield f"{card:g} GB: {found or 'no way of training fits, not even in pieces of 2,048 tokens'}"
+
+
+def settings_on(shape: ModelShape, passes: Passes, card: float) -> Iterator[str]:
+    """As `settings_that_fit`, on a card of so many GB for the trainer alone."""
+    return settings_that_fit(shape, passes, lambda _, need: need.card <= card * GB)
 
 
 def _limits() -> Iterator[int]:

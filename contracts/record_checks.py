@@ -127,6 +127,7 @@ def _each(records: tuple[Any, ...]) -> str:
 _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(("choice", "num_choices", "parent_tokens", "revision", "epoch"), _whole()),
     **dict.fromkeys(("previous", "start", "count", "max_tokens", "index"), _whole()),
+    **dict.fromkeys(("prompt_tokens", "completion_tokens"), _whole()),
     **dict.fromkeys(("version", "top_k"), _whole(least=-1)),
     "sequence": _whole(most=MAX_SEQUENCE),
     "calls": _whole(least=1),
@@ -139,6 +140,9 @@ _CHECKS: dict[str, _Check] = {
         ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), _finite
     ),
     **dict.fromkeys(("tenant", "policy", "task", "name", "key_id", "branch", "group"), _text(MAX_NAME)),
+    **dict.fromkeys(("origin", "import_id"), _text(MAX_NAME)),
+    "model": _text(MAX_ID),
+    "cost": lambda dollars: "" if dollars is None else _finite(dollars),
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),
     "unit": _text(MAX_UNIT),
@@ -151,7 +155,7 @@ _CHECKS: dict[str, _Check] = {
     "value": _value,
     "source": lambda place: "" if is_place(place) else f": {place} is not a place of the log",
     **dict.fromkeys(("token_ids", "logprobs"), _packed),
-    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share", "draw"), _nested),
+    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share", "draw", "provided"), _nested),
     **dict.fromkeys(("turns", "signals", "segments", "spans", "also"), _each),
 }
 """Field name to its check. A problem begins with what follows the name: a colon, or the path to a field inside."""

@@ -27,7 +27,7 @@ from contracts.sampling import ExpertShape, Sampling, Span
 from contracts.turns import SessionShare, SessionTurn
 from contracts.wire import SCHEMA, check_schema, packed, unpacked
 
-Purpose = Literal["user", "rollout", "sentinel", "shadow"]
+Purpose = Literal["user", "rollout", "sentinel", "shadow", "imported"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 Fault = Literal["none", "model", "infra", "user"]
 ScoreStatus = Literal["scored", "unlabelled", "unscored"]
@@ -84,6 +84,22 @@ class Attempt(msgspec.Struct, frozen=True):
     count: int
 
 
+class Provided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of an answer that a model of somebody else wrote. It has text and no token ids, log-probs or versions: no ratio trains on it."""
+
+    origin: str
+    """The provider that answered (`openai`), or the system that logged it (`langfuse`)."""
+    model: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost: float | None = None
+    """US dollars; None: not known."""
+    may_train: bool = False
+    """True if the provider's terms let other models learn from its text."""
+    import_id: str = ""
+    """The import that logged it; empty: it was answered here."""
+
+
 class Generation(Record, frozen=True, kw_only=True):
     """One choice of one completion, with full provenance. Key: (completion id, choice)."""
 
@@ -119,6 +135,8 @@ class Generation(Record, frozen=True, kw_only=True):
     key_id: str | None = None
     """Id of the key that seals the body; None: not sealed."""
     seal: Literal["none"] = "none"
+    provided: Provided | None = None
+    """None: an engine of this home answered."""
     body: bytes
     """Last, so that the wire form can leave it out of the packed head."""
 
@@ -248,6 +266,8 @@ class Experience(Record, frozen=True, kw_only=True):
     """This, engine and dtype stand in the answer, if `source` says where it is."""
     engine: str = ""
     dtype: str = ""
+    origin: str = ""
+    """Of an answer that no engine of this home gave, as in `Provided`. It stands in the answer too."""
 
 
 class Also(msgspec.Struct, frozen=True, array_like=True):

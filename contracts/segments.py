@@ -33,6 +33,7 @@ def with_answer(experience: Experience, turn: Generation, body: GenerationBody) 
         generated_at=turn.created_at,
         engine=turn.engine,
         dtype=turn.dtype,
+        origin=turn.provided.origin if turn.provided else "",
     )
 
 

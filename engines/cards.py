@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from contracts.errors import InvalidSettings
 from contracts.files import read_small
@@ -41,8 +42,13 @@ def card_bytes(device: str) -> int | None:
 def read_shape(folder: Path) -> ModelShape:
     """The shape of a checkpoint, from config.json and the headers of its safetensors files: no weight is read.
 
-    Raises InvalidSettings: config.json cannot be read or lacks what is needed; as `weights.mapped.map_checkpoint`.
+    Raises InvalidSettings: as `read_config`, or it lacks what is needed; as `weights.mapped.map_checkpoint`.
     """
+    return shape_of(read_config(folder), {name: tensor.shape for name, tensor in map_checkpoint(folder).items()})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of a checkpoint's config.json. Raises InvalidSettings: it cannot be read, or is no object."""
     file = folder / "config.json"
     try:
         config = json.loads(read_small(file))
@@ -50,4 +56,4 @@ def read_shape(folder: Path) -> ModelShape:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise InvalidSettings(f"{file} is a {type(config).__name__}, not an object")
-    return shape_of(config, {name: tensor.shape for name, tensor in map_checkpoint(folder).items()})
+    return config

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from contracts.errors import InvalidSettings
+from contracts.memory.shapes import NO_LAYER
 from policy.weights import Changes, ModelBits
 from weights.adapters import CONFIG, PREFIX, A, AdapterConfig, B
 from weights.tensors import Tensor
@@ -138,9 +139,7 @@ def linear_layers(model: Any, targets: Collection[str]) -> dict[str, torch.nn.Li
         known = ", ".join(sorted({_last(name) for name in every}))
         raise InvalidSettings(f"[training] adapter: no linear layer is named {missing[0]!r}; the model has {known}")
     if not found:
-        raise InvalidSettings(
-            "[training] adapter: the model has no linear layer that could have one; train all its weights"
-        )
+        raise InvalidSettings(NO_LAYER)
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from contracts.errors import NotFound, WeightsRefused
@@ -36,16 +36,6 @@ def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
         parameter.data = parameter.data.contiguous()  # weights are changed by their place in the flat parameter
     avoid_planned_attention(device)
     return model.to(device).eval().requires_grad_(requires_grad=False)
-
-
-def empty_model(path_or_hub_id: str) -> Any:
-    """The model that a checkpoint's configuration describes, its weights without memory. Raises NotFound: as `load_model`."""
-    try:
-        config = AutoConfig.from_pretrained(path_or_hub_id)
-    except OSError as error:
-        raise NotFound(f"cannot load {path_or_hub_id}: {error}") from error
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
 
 
 def avoid_planned_attention(device: torch.device | str) -> None:

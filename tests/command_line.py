@@ -6,6 +6,7 @@ import io
 import signal
 import socket
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -33,25 +34,30 @@ def run_here(*arguments: str) -> Ran:
 
 
 def refused_up(*arguments: str) -> Ran:
-    """`millrace up ARGUMENTS`, which must be refused before it starts a process.
+    """`millrace up ARGUMENTS`, which must be refused before it starts a process."""
+    return refused(up, "up", *arguments, "--port", "0")
+
+
+def refused(module: ModuleType, *arguments: str) -> Ran:
+    """`millrace ARGUMENTS`, a command of this module, which must be refused before it starts a process.
 
     It leaves its ports and signals to the end of its process; here they are given back.
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    listen = up.listen
+    listen = module.listen
     with ExitStack() as opened:
 
         def listen_for_now(*given: Any, **named: Any) -> dict[str, socket.socket]:
-            sockets = listen(*given, **named)
+            sockets: dict[str, socket.socket] = listen(*given, **named)
             for each in sockets.values():
                 opened.enter_context(each)
             return sockets
 
-        opened.enter_context(patch.object(up, "listen", listen_for_now))
-        opened.enter_context(patch.object(up, "running", side_effect=AssertionError("it was not refused")))
+        opened.enter_context(patch.object(module, "listen", listen_for_now))
+        opened.enter_context(patch.object(module, "running", side_effect=AssertionError("it was not refused")))
         try:
-            return run_here("up", *arguments, "--port", "0")
+            return run_here(*arguments)
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)

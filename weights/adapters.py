@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from weights.codec.delta import Staged, TensorChange, apply_staged
@@ -43,6 +44,11 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """As the tensor `CONFIG`: the same bytes for equal configurations."""
         text = msgspec.json.encode(self, order="sorted")
         return Tensor("U8", (len(text),), np.frombuffer(text, np.uint8).copy())
+
+    @property
+    def identity(self) -> str:
+        """Of a model that is trained by it, see `TrainerState.model`: the base's root and the blake3 of these bytes."""
+        return f"{self.base_root}+{blake3(self.tensor().data.tobytes()).hexdigest()}"
 
 
 def config_of(tensors: Mapping[str, Tensor]) -> AdapterConfig | None:

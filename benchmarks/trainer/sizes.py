@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.report import print_table, write_report
+from contracts.memory.training import TrainingWay
 from pipelines.training.learning.device import Precision
-from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.working import MasterAdamW, Pair, make_pairs, move
 from policy.adapter import Adapter, all_linear
 from policy.logprobs import TokenScorer
@@ -120,7 +120,7 @@ def sizes(shape: str, num_tokens: int, recompute: bool, trained: Literal["device
         if isinstance(trained, int):
             pairs, reference = _adapter(model, trained, precision), []
         else:
-            pairs = make_pairs(model, precision, Placement(trained))
+            pairs = make_pairs(model, precision, TrainingWay(is_host=trained == "host"))
             # As the frozen copy holds them; a model of fake tensors cannot be copied safely.
             reference = [parameter.detach().clone() for parameter in model.parameters()]
         optimizer = MasterAdamW([*pairs.values()], weight_decay=0.0)

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from contracts.errors import InvalidSettings
 
+TRANSPOSED = ("gpt2", "openai-gpt")
+"""Values of `model_type` whose layers are transformers' Conv1D: on disk [in, out], and no linear layer for an adapter."""
+NO_LAYER = "[training] adapter: the model has no linear layer that could have one; train all its weights"
 _LAYER = re.compile(r"\.(\d+)\.")
 _EXPERTS = ".experts."
 _ROUTERS = ("gate", "router")
@@ -49,11 +52,13 @@ class ModelShape(NamedTuple):
     """Of a layer; 0: it is no mixture."""
     num_active: int
     """Experts that a token goes through."""
+    is_transposed: bool = False
+    """See `TRANSPOSED`."""
 
     @property
     def adapted(self) -> tuple[Linear, ...]:
         """The linear maps that an adapter changes: all but those of experts, which transformers joins to one parameter."""
-        return tuple(linear for linear in self.linears if not linear.is_expert)
+        return tuple(linear for linear in self.linears if not (linear.is_expert or self.is_transposed))
 
     def adapter_weights(self, rank: int) -> int:
         """Elements of an adapter's A and B: `rank` times (in + out) of each linear map."""
@@ -70,7 +75,7 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     Raises InvalidSettings: the configuration does not name the layers, the width or the vocabulary.
     """
     text = {**config, **(config.get("text_config") or {})}
-    experts = _number(text, NUM_EXPERTS)
+    experts, is_transposed = _number(text, NUM_EXPERTS), config.get("model_type") in TRANSPOSED
     num_experts = experts if experts > 1 else 0
     found = {
         "num_hidden_layers": _number(text, _NUM_LAYERS),
@@ -81,16 +86,17 @@ def shape_of(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
         raise InvalidSettings(f"config.json does not say {' and '.join(lacking)}, so no memory can be computed")
     return ModelShape(
         num_weights=sum(math.prod(shape) for shape in tensors.values()),
-        linears=tuple(_linears(tensors, num_experts)),
+        linears=tuple(_linears(tensors, num_experts, is_transposed=is_transposed)),
         num_layers=found["num_hidden_layers"],
         width=found["hidden_size"],
         vocabulary=found["vocab_size"],
         num_experts=num_experts,
         num_active=min(_number(text, _NUM_ACTIVE), num_experts),
+        is_transposed=is_transposed,
     )
 
 
-def _linears(tensors: Mapping[str, tuple[int, ...]], num_experts: int) -> Iterator[Linear]:
+def _linears(tensors: Mapping[str, tuple[int, ...]], num_experts: int, *, is_transposed: bool) -> Iterator[Linear]:
     """Maps of numbered layers: embedding and head have no number, norms and biases one dimension."""
     for name, shape in tensors.items():
         layer, is_expert = _LAYER.search(name), _EXPERTS in name
@@ -100,7 +106,8 @@ def _linears(tensors: Mapping[str, tuple[int, ...]], num_experts: int) -> Iterat
         if num_experts and shape[0] == num_experts and stem.rpartition(".")[2] in _ROUTERS:
             continue
         for _ in range(shape[0] if len(shape) > 2 else 1):  # noqa: PLR2004 a matrix has two dimensions
-            yield Linear(stem, int(layer.group(1)), shape[-1], shape[-2], is_expert)
+            num_in, num_out = shape[-2:] if is_transposed else (shape[-1], shape[-2])
+            yield Linear(stem, int(layer.group(1)), num_in, num_out, is_expert)
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

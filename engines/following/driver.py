@@ -154,7 +154,21 @@ class Server:
         params: Mapping[str, str] | None = None,
         method: str = "POST",
     ) -> dict[str, object]:
-        """The answer's JSON object; empty if the answer is not one.
+        """The answer's JSON object; empty if the answer is not one. Raises as `text`."""
+        try:
+            content = msgspec.json.decode(self.text(method, path, body, params))
+        except msgspec.DecodeError:
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def text(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> str:
+        """The answer.
 
         Raises Unavailable: no answer (fact `status` is None) or an error (`status` is the HTTP status), with its text.
         """
@@ -172,11 +186,7 @@ class Server:
                 path=path,
                 status=answer.status_code,
             )
-        try:
-            content = msgspec.json.decode(answer.content)
-        except msgspec.DecodeError:
-            return {}
-        return content if isinstance(content, dict) else {}
+        return answer.text
 
 
 def check_server(facts: ServerFacts, base: Path, url: str) -> None:

@@ -29,9 +29,11 @@ from runtime.engine_key import authorization, engine_key
 from runtime.engine_rows import EngineRows
 from runtime.operations import WeightStoreMetrics, step_done
 from runtime.settings import Settings
+from weights.probe import ProbeAnswers, read_probe
 from weights.replica.replica import Replica
 from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store
+from weights.versions.keys import keyring_of
 from weights.warm_up import warm_up
 
 _ANNOUNCE_SECONDS, _LOOK_SECONDS = 1.0, 0.1
@@ -84,6 +86,8 @@ class Host(NamedTuple):
     rows: EngineRows
     base_root: Callable[[], str]
     """Reads the root of version 0 in the store."""
+    probe_of: Callable[[str], ProbeAnswers | None]
+    """Reads what the trainer said with the version of a root: see `read_probe`."""
 
     @classmethod
     def of(cls, settings: Settings, name: str, weights: str | None = None) -> Host:
@@ -97,7 +101,11 @@ class Host(NamedTuple):
         store = open_weight_store(settings, measures=WeightStoreMetrics(), read_from=weights, held=held)
         copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
         repository, rows = FollowingRepository(database, policy), EngineRows(database, policy)
-        return cls(settings, folder, copy, repository, rows, lambda: store.manifest(policy, 0).target_root)
+        keyring = keyring_of(settings)
+        return cls(
+            settings, folder, copy, repository, rows, lambda: store.manifest(policy, 0).target_root,
+            lambda root: read_probe(store, policy, root, keyring),
+        )  # fmt: skip
 
     def follower(
         self,

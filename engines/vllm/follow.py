@@ -32,18 +32,13 @@ from engines.cards import environment_on
 from engines.following.driver import ServerFacts
 from engines.following.follower import GivenServer, ServerFollower, SlotFollower
 from engines.following.process import Host, follow
-from engines.vllm.adapters import (
-    AdapterServer,
-    ArmsFollower,
-    adapter_arguments,
-    adapter_rank,
-    check_base,
-    check_facts,
-)
+from engines.vllm.adapter_server import AdapterServer
+from engines.vllm.adapters import adapter_arguments, adapter_rank, check_base, check_facts
+from engines.vllm.arms import ArmsFollower
 from engines.vllm.deliver import VllmServer
-from engines.vllm.launch import make_plug_in, serve_command, serve_environment
+from engines.vllm.launch import check_build, make_plug_in, serve_command, serve_environment
 from engines.vllm.settings import VllmSettings
-from engines.vllm.sizing import sized
+from engines.vllm.sizing import num_servers, sized
 from runtime.engine_key import engine_key
 from runtime.settings import load_section, load_settings
 from weights.files import write_durably
@@ -54,10 +49,12 @@ _log = structlog.get_logger(__name__)
 
 
 def main(home: Path, stop: threading.Event) -> None:
-    """Follow until `stop` is set; then end the servers. Raises InvalidSettings: the interpreter does not exist. Others as `follow`."""
+    """Follow until `stop` is set; then end the servers. Raises InvalidSettings: the interpreter does not exist, or as `check_build`. Others as `follow`."""
     settings, own = load_settings(home), load_section(home, "vllm", VllmSettings)
     if own.python is not None and not os.access(own.python, os.X_OK):
         raise InvalidSettings(f"[vllm] python: {own.python} is no interpreter; `make vllm` makes .vllm/bin/python")
+    if own.python is not None and not own.urls:
+        check_build(own.python, settings.device)
     rank, host = adapter_rank(home), Host.of(settings, "vllm", own.weights)
     followers: list[ServerFollower[Any]]
     if rank is None:
@@ -71,9 +68,9 @@ def main(home: Path, stop: threading.Event) -> None:
 def with_adapters(own: VllmSettings, rank: int) -> VllmSettings:
     """The settings where each server holds every arm, as adapters: so many servers as are given, or as one arm is named."""
     urls = tuple(dict.fromkeys(own.urls))
-    num_servers = len(urls) or max(own.slots.count(arm) for arm in own.slots)
+    slots = (LIVE,) * (len(urls) or num_servers(own, rank))
     arguments = (*adapter_arguments(rank, len(SLOTS)), *own.arguments)
-    return own.model_copy(update={"urls": urls, "slots": (LIVE,) * num_servers, "arguments": arguments})
+    return own.model_copy(update={"urls": urls, "slots": slots, "arguments": arguments})
 
 
 def _slot_follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
@@ -82,7 +79,7 @@ def _slot_follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
 
 def _arms_follower(host: Host, own: VllmSettings, number: int) -> ArmsFollower:
     base, parts = Path(host.settings.base), _parts(host, own, number)
-    make = partial(ArmsFollower, base=base, base_root=host.base_root)
+    make = partial(ArmsFollower, base=base, base_root=host.base_root, probe_of=host.probe_of)
 
     def check(facts: ServerFacts, url: str) -> None:
         check_facts(facts, host.settings, url)

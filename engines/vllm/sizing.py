@@ -9,10 +9,12 @@ from typing import Any
 
 import structlog
 
+from contracts.assignments import SLOTS
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import ModelShape
 from contracts.memory.training import GB, TrainingWay, require_card
 from engines.cards import card_bytes, read_shape
+from engines.vllm.adapters import adapter_slots
 from engines.vllm.settings import VllmSettings
 from runtime.settings import Settings, read_home_settings
 
@@ -71,15 +73,28 @@ def share_of(
 
     def spare(way: TrainingWay) -> int:
         # A trainer that starts before the servers has room for float32 gradients, though bfloat16 would do, and takes it.
-        return max(_SPARE_BYTES, math.ceil(_SPARE * card)) + (2 * shape.num_weights if way.is_host else 0)
+        return max(_SPARE_BYTES, math.ceil(_SPARE * card)) + (2 * shape.num_weights if way.is_tight else 0)
 
     def least(way: TrainingWay) -> int:
-        return spare(way) + num_servers(own, way) * (2 * shape.num_weights + _LEAST_BYTES)
+        each = 2 * shape.num_weights + adapter_bytes(shape, way.rank) + _LEAST_BYTES
+        return spare(way) + num_servers(own, way.rank) * each
 
-    way, trainer = require_card(shape, training, card, device, least)
-    return way, math.floor(1000 * (card - trainer.card - spare(way)) / card / num_servers(own, way)) / 1000
+    way, trainer = require_card(shape, training, card, device, beside=least)
+    return way, math.floor(1000 * (card - trainer.card - spare(way)) / card / num_servers(own, way.rank)) / 1000
 
 
-def num_servers(own: VllmSettings, way: TrainingWay) -> int:
+def adapter_bytes(shape: ModelShape, rank: int) -> int:
+    """What vLLM takes at its start for adapters of a rank, in bfloat16; 0: there are none.
+
+    It makes room in all linear maps, those of experts too, in embedding and head, whatever the targets are (read in vLLM 0.32.0).
+    """
+    if not rank:
+        return 0
+    largest, num = adapter_slots(rank, len(SLOTS))
+    numbers = sum(linear.num_in + linear.num_out for linear in shape.linears) + 2 * (shape.vocabulary + shape.width)
+    return 2 * num * largest * numbers
+
+
+def num_servers(own: VllmSettings, rank: int) -> int:
     """Servers on the card: one per slot; where an adapter is trained, each holds all arms, so as many as share one arm."""
-    return max(own.slots.count(arm) for arm in own.slots) if way.rank else len(own.slots)
+    return max(own.slots.count(arm) for arm in own.slots) if rank else len(own.slots)

@@ -23,7 +23,7 @@ from commands.home import claimed, prepare_home
 from commands.link import dashboard_link
 from commands.options import AdapterOption, DeviceOption, EngineOption, EnginePythonOption, LearningRateOption
 from commands.supervisor import Supervisor
-from commands.up import greet, listen, new_settings, running
+from commands.up import greet, listen, new_settings, running, settle
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
 from contracts.errors import MillraceError
 from engines.registry import kind_of
@@ -155,8 +155,8 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             device=options.device,
             servers=servers,
         )
+        training = settle(chosen, settings, make_section("[training]", TrainingSettings, **product.training))
         release = ReleaseSettings(sentinels=product.write_sentinels(folder / "sentinels.jsonl", sentinels))
-        training = make_section("[training]", TrainingSettings, **product.training)
         sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
         if product.train is not None:
             sections["train"] = make_section("[train]", TrainSettings, **product.train)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipelines.training.steps import Steps
     from pipelines.training.surroundings import Surroundings
     from pipelines.training.versions.publisher import CutVersion, Publisher
+    from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 COPIED_SHARE = 0.1
@@ -95,6 +96,10 @@ class Saver:
     def bits(self) -> Tensors:
         """The bits of the version whose checkpoint the journal follows, as they were before any of its steps."""
         return self.checkpoints.bits_of(self.journal.name, self._learner.trainee.bits_of)
+
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
+        """See `Trainee.probe_answers`."""
+        return self._learner.trainee.probe_answers(bits)
 
     def begin(
         self, state: TrainerState, version: int | None, keep_versions: Collection[int], *, with_bits: bool
@@ -262,5 +267,5 @@ class Settling:
         self._reporter.saved(flight.mark)
         self._steps.saved(flight.suspects)
         if flight.cut is not None and bits is not None:
-            self._publisher.cut(flight.cut, bits)
+            self._publisher.cut(flight.cut, bits, self.saver.probe_answers(bits))
         self._around.fault("training: before outcomes")

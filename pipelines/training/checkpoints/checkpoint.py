@@ -30,6 +30,8 @@ from contracts.files import read_small
 from pipelines.training.checkpoints.checkpoint_names import (
     MANIFEST,
     NOTHING,
+    STATE,
+    WEIGHTS,
     CheckpointManifest,
     Name,
     Written,
@@ -55,8 +57,7 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.journal import Journal
     from weights.tensors import Tensors
 
-SAMPLES, MARK, STATE = "samples.db", "samples.mark", "state.json"
-WEIGHTS, MOMENTS = "weights.safetensors", "optimizer.safetensors"
+SAMPLES, MARK, MOMENTS = "samples.db", "samples.mark", "optimizer.safetensors"
 _MOST_STATE_BYTES = 2**30
 log = structlog.get_logger()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from runtime.database import Database
 
 SCHEMA = 1
-MANIFEST = "MANIFEST.json"
+MANIFEST, STATE, WEIGHTS = "MANIFEST.json", "state.json", "weights.safetensors"
 NOTHING = ""
 """The start of an epoch that found no checkpoint."""
 _JOURNAL = re.compile(r"journal-(\d{6,})")

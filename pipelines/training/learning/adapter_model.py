@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from pipelines.training.learning.whole_model import WholeModel
@@ -19,6 +18,7 @@ from pipelines.training.settings import AdapterSettings
 from policy.adapter import Adapter, AdapterBits, all_linear
 from policy.weights import ModelBits, apply_patches, copied, stage_copy
 from weights.adapters import AdapterConfig, config_of, weights_in
+from weights.probe import NUM_TOP, ProbeAnswers, Scores, probe_prompts
 from weights.tensors import root_of
 
 if TYPE_CHECKING:
@@ -47,16 +47,29 @@ class AdapterModel(WholeModel):
             targets=tuple(sorted(wanted.targets or all_linear(model))),
             base_root=root_of(ModelBits(model)),
         )
-        identity = f"{config.base_root}+{_digest(config)}"
         move(model, self._precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
         pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
-        return pairs, identity, partial(_WithoutAdapter, self)
+        return pairs, config.identity, partial(_WithoutAdapter, self)
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
         return copied(AdapterBits(self.adapter, weights=weights))
+
+    @torch.no_grad()
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers:
+        """As in `Trainee`; with the adapter beside the base."""
+        num_ids = int(self.model.config.get_text_config().vocab_size)
+        prompts, found = probe_prompts(num_ids), list[Scores]()
+        for other in (self.adapter.off(), self.adapter.holding(_values(weights_in(bits, self.adapter.config)))):
+            with other, self.computing():
+                logits_PV = self.model(torch.tensor(prompts, device=self.device)).logits[:, -1].float()
+            top = logits_PV.log_softmax(-1).topk(min(NUM_TOP, num_ids))
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            found.append([dict(zip(ids, values, strict=True)) for ids, values in pairs])
+        dtype = "bfloat16" if self._precision.is_reduced else "float32"
+        return ProbeAnswers(dtype=dtype, prompts=prompts, base=found[0], adapted=found[1])
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`: from an adapter like this one, or from the base, with an adapter that was not trained.
@@ -112,7 +125,3 @@ def _values(bits: Tensors) -> dict[str, torch.Tensor]:
         name: torch.from_numpy(tensor.data.copy()).view(torch.bfloat16).view(tensor.shape)
         for name, tensor in bits.items()
     }
-
-
-def _digest(config: AdapterConfig) -> str:
-    return blake3(config.tensor().data.tobytes()).hexdigest()

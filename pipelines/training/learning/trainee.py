@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.masters import Checkpoint, Masters
     from pipelines.training.learning.step_bound import Taken
     from policy.routing import Routing
+    from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 
@@ -90,6 +91,9 @@ class Trainee(Protocol):
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """What a version with these weights carries, a copy; in any thread. `weights`: as a checkpoint names them."""
+
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
+        """What the base and a version say behind the probe's prompts; None: versions have whole weights, which engines compare themselves."""
 
     def masters(self) -> Masters:
         """What a checkpoint holds: the tensors themselves, which a step changes. Their names are the trainee's own."""

@@ -14,13 +14,13 @@ import structlog
 import torch
 
 from contracts.errors import InvalidSettings
+from contracts.memory.training import TrainingWay, passes_of
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Objective, Tokens
-from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from contracts.records import Experience
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
+    from weights.probe import ProbeAnswers
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
@@ -46,23 +47,22 @@ class WholeModel(TrainedParameters):
     """The model with its optimizer, and the reference that it is pulled towards. A `Trainee`."""
 
     def __init__(
-        self, model: Any, settings: TrainingSettings, device: str = "cpu", place: Placement | None = None
+        self, model: Any, settings: TrainingSettings, device: str = "cpu", way: TrainingWay | None = None
     ) -> None:
-        """`model` is the base policy in float32, with its published bits; it is moved and changed in place. `place`: by default the settings'."""
+        """`model` is the base policy in float32, with its published bits; it is moved and changed in place. `way`: by default the settings'."""
         on = torch.device(device)
         if on.index is not None:
             torch.cuda.set_device(on)
         compute_repeatably(on, deterministic=settings.deterministic)
         self.config, self.can_fork, self.budget = model.config, on.type == "cpu", TokenBudget(settings.max_tokens)
         self._precision = precision_of(settings, on)
-        self._place = place or Placement("host" if settings.masters == "host" else "device")
+        self._way = way or TrainingWay(is_host=settings.masters == "host")
         trained, identity, reference = self._trained_of(model, settings)
         self.routing = routing_for(model, settings)
         if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
         self._packs, self._windowed = not problem, has_windows(model)
-        needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
-        self.reference = reference() if needs_reference else None
+        self.reference = reference() if passes_of(settings.model_dump()).has_reference else None
         self.model = model
         super().__init__(trained, settings, on, identity)
         self.scorer = TokenScorer(model)
@@ -83,7 +83,7 @@ class WholeModel(TrainedParameters):
     ) -> tuple[Mapping[str, Pair], str, Callable[[], ReferencePolicy]]:
         """Bring the model to its device; what of it is trained, its identity, and what makes the reference."""
         identity = identity_of(ModelBits(model), int(model.config.vocab_size))
-        return make_pairs(model, self._precision, self._place), identity, lambda: FrozenCopy(model, self._precision)
+        return make_pairs(model, self._precision, self._way), identity, lambda: FrozenCopy(model, self._precision)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
@@ -173,6 +173,10 @@ class WholeModel(TrainedParameters):
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
         return tensors_of(self.model, weights)
+
+    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:  # noqa: ARG002 an adapter's are needed
+        """As in `Trainee`."""
+        return None
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`; raises as `stage_changes`."""

@@ -18,8 +18,8 @@ from torch.optim.adamw import adamw
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from contracts.memory.training import TrainingWay
     from pipelines.training.learning.device import Precision
-    from pipelines.training.learning.placement import Placement
 
 Pair = tuple[torch.nn.Parameter, torch.nn.Parameter]
 """A master and its working weight; both may be the same."""
@@ -39,17 +39,17 @@ def move(model: Any, precision: Precision) -> None:
             setattr(module, name, buffer.to(precision.device))
 
 
-def make_pairs(model: Any, precision: Precision, place: Placement) -> dict[str, Pair]:
+def make_pairs(model: Any, precision: Precision, way: TrainingWay) -> dict[str, Pair]:
     """Bring a float32 model to its device, in place: its parameters become working weights. Returns them with their masters, by name."""
     held = {name: parameter.data for name, parameter in model.named_parameters()}
     move(model, precision)
-    home, pairs = torch.device("cpu") if place.masters == "host" else precision.device, {}
+    home, pairs = torch.device("cpu") if way.is_host else precision.device, {}
     for name, parameter in model.requires_grad_(requires_grad=True).named_parameters():
         is_one = parameter.dtype == torch.float32 and parameter.device.type == home.type
         master = parameter if is_one else torch.nn.Parameter(held[name].to(home), requires_grad=False)
         pairs[name] = (master, parameter)
         # An earlier torch sums gradients in the type of their weights.
-        if place.gradients == "float32" and hasattr(parameter, "grad_dtype"):
+        if not way.is_tight and hasattr(parameter, "grad_dtype"):
             parameter.grad_dtype = torch.float32
     return pairs
 

@@ -70,7 +70,7 @@ def refuse(
     if is_body_lost(experience):
         return Refusal("stale", BODY_LOST)
     if not has_provenance(experience):
-        return Refusal("filtered", "no_provenance")
+        return Refusal("off_support", "provider") if experience.origin else Refusal("filtered", "no_provenance")
     if reason := _impossible_number(experience):
         return Refusal("filtered", reason)
     for segment in experience.segments:

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import structlog
 
 from contracts import assignments
@@ -38,6 +39,7 @@ from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.adapters import CONFIG
 from weights.codec.history import History
 from weights.issuer import Issuer
+from weights.probe import write_probe
 from weights.publish import publish_version
 from weights.versions.keys import replica_keyring
 from weights.versions.pointer import Pointer, move_pointer
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
+    from weights.probe import ProbeAnswers
     from weights.stores.store import WeightStore
     from weights.tensors import Tensors
     from weights.versions.manifest import Manifest
@@ -78,6 +81,8 @@ class UnsentVersion(NamedTuple):
 
     cut: CutVersion
     target: Tensors
+    answers: ProbeAnswers | None
+    """What engines must compute with it; None: they compare its weights."""
 
 
 @dataclass
@@ -178,10 +183,10 @@ class Publisher:
         num_samples = sum(fate.version == version for _, fate in state.fates_since(parent))
         return CutVersion(version, parent, state.step, num_samples, now)
 
-    def cut(self, cut: CutVersion, target: Tensors) -> None:
+    def cut(self, cut: CutVersion, target: Tensors, answers: ProbeAnswers | None = None) -> None:
         """Queue a version for `send`. Its checkpoint is durable."""
         self._num_failures, self._retry_at = 0, 0.0
-        self._unsent = UnsentVersion(cut, target)
+        self._unsent = UnsentVersion(cut, target, answers)
 
     def is_due(self, now: float) -> bool:
         """True if a version waits and it is time to try."""
@@ -242,6 +247,9 @@ class Publisher:
             parent_root=parent_root,
             **unsent.cut._asdict(),
         )
+        if unsent.answers is not None:
+            answers = msgspec.structs.replace(unsent.answers, root=manifest.target_root)
+            write_probe(self.store, self._policy, answers, self.signer)
         self.lease.check_now()
         self._unlisted.add(version)
         self.held = dict(sorted({**self.held, version: unsent.target}.items())[-VERSIONS_HELD:])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,16 +14,18 @@ import torch
 from contracts.assignments import CANARY, CANDIDATE, LIVE, SLOTS
 from contracts.engines import EngineReplica
 from contracts.sampling import Sampling
-from engines.vllm.adapters import AdapterServer, probe_prompts
+from engines.vllm.adapter_server import AdapterServer
 from engines.vllm.kind import vllm_body, vllm_reader
 from engines.wire import EngineRequest
+from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.settings import AdapterSettings, TrainingSettings
-from policy.adapter import Adapter, AdapterBits, all_linear
+from policy.adapter import AdapterBits
 from policy.load import load_model
 from runtime.settings import write_settings
 from tests.integration.vllm.world import POLICY, PRODUCT, VllmWorld, collect, vllm_python
 from tests.tolerances import network_tolerance
-from weights.adapters import CONFIG, AdapterConfig
+from weights.adapters import CONFIG
+from weights.probe import probe_prompts, write_probe
 from weights.publish import publish_version
 from weights.tensors import Tensor, Tensors
 from weights.versions.keys import signer_of
@@ -35,27 +36,30 @@ RANK = 8
 
 
 class AdapterWorld(VllmWorld):
-    """A home whose policy is trained by an adapter, with three versions."""
+    """A home whose policy is trained by an adapter, with four versions; the last has the trainer's answers with the first."""
 
     def _publish(self) -> None:
         trained = TrainingSettings(adapter=AdapterSettings(rank=RANK))
         write_settings(self.settings, {"training": trained})
-        self.model: Any = load_model(str(PRODUCT / "base"), device="cpu", dtype=torch.float32)
-        root = self.store.manifest(POLICY, 0).target_root
-        config = AdapterConfig(rank=RANK, alpha=32.0, targets=all_linear(self.model), base_root=root)
-        self.adapter = Adapter(self.model, config, dtype=torch.float32)
-        for number in (1, 2, 3):
+        trainee = AdapterModel(load_model(str(PRODUCT / "base"), device="cpu", dtype=torch.float32), trained)
+        self.model, self.adapter, signer = trainee.model, trainee.adapter, signer_of(self.settings)
+        for number in (1, 2, 3, 4):
             self.versions.append(self._drawn(number))
-            publish_version(
+            manifest = publish_version(
                 self.store, policy=POLICY, run=self.settings.run, version=number, parent=number - 1,
                 base=self.versions[-2] if number > 1 else {}, target=self.versions[-1], step=number, epoch=0, num_samples=1,
-                created_at=0.0, signer=signer_of(self.settings),
+                created_at=0.0, signer=signer,
             )  # fmt: skip
+            answers = trainee.probe_answers(self.versions[number if number < 4 else 1])
+            answers = msgspec.structs.replace(answers, root=manifest.target_root)
+            write_probe(self.store, POLICY, answers, signer)
 
     def _drawn(self, number: int) -> Tensors:
         generator = torch.Generator().manual_seed(number)
         weights = {
-            name: (torch.randn(held.shape, generator=generator) * 0.02 if "lora_B" in name else held).bfloat16()
+            name: (
+                torch.randn(held.shape, generator=generator) * 0.02 if "lora_B" in name else held.detach()
+            ).bfloat16()
             for name, held in self.adapter.named_parameters()
         }
         return dict(AdapterBits(self.adapter, weights=weights).items())
@@ -133,7 +137,7 @@ def test_a_version_is_loaded_and_taken_back_at_once(arms: AdapterWorld) -> None:
 def test_more_adapters_than_fit_are_read_again_from_their_folders(arms: AdapterWorld) -> None:
     arms.bring_arms(live=1)
     first, names = f"{POLICY}@v1", [f"more-{number}" for number in range(12)]
-    prompts = probe_prompts(Path(arms.settings.base))[:1]
+    prompts = probe_prompts(700)[:1]
     with arms.client() as client:
         server = AdapterServer(client)
         expected, folder = server.scores(first, prompts), server.adapters()[first]
@@ -152,11 +156,23 @@ def test_an_answer_ends_on_the_version_it_began_with(arms: AdapterWorld) -> None
     made = [next(events)]
     arms.bring_arms(live=2)
     with arms.client() as client:
-        AdapterServer(client).unload(f"{POLICY}@v1")  # earlier than the follower ever does
+        server = AdapterServer(client)
+        server.unload(f"{POLICY}@v1")  # earlier than the follower ever does
+        assert server.in_use() == {f"{POLICY}@v1"}, "counted, though it cannot be asked for"
     answer = collect(iter([*made, *events]))
     assert len(answer.tokens) == 200
     expected = arms.logprobs(1, answer.tokens)
     assert answer.logprobs == pytest.approx(expected, abs=network_tolerance(arms.model.config))
+
+
+def test_an_adapter_with_which_the_trainer_says_something_else_is_refused(arms: AdapterWorld) -> None:
+    """The versions before were served: there the log-probs agreed within rounding."""
+    arms.bring_arms(live=1)
+    arms.assign(4, arm=LIVE)
+    row = arms.wait_for(lambda row: bool(row.problems))
+    assert row.problems[LIVE]["code"] == "adapter_disagrees", row.problems
+    assert row.slots[LIVE] == 1
+    arms.bring_arms(live=1)
 
 
 def test_a_server_that_is_started_again_has_forgotten_and_is_healed(arms: AdapterWorld) -> None:
@@ -170,7 +186,7 @@ def test_a_server_that_is_started_again_has_forgotten_and_is_healed(arms: Adapte
     with arms.client() as client:
         server = AdapterServer(client)
         assert set(server.adapters()) == {f"{POLICY}@v1", f"{POLICY}@v2"}
-        prompts = probe_prompts(Path(arms.settings.base))
+        prompts = probe_prompts(700)
         assert server.scores(POLICY, prompts) != server.scores(f"{POLICY}@v2", prompts)
     assert {LIVE, CANDIDATE, CANARY} <= set(back.slots)
     assert CONFIG in arms.versions[1]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commands.home import prepare_home
@@ -13,12 +15,14 @@ from commands.sections import sections_finding
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, MillraceError
 from engines.vllm.settings import VllmSettings
+from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.settings import Settings, load_section, load_settings, write_settings
 from runtime.settings_file import settings_file
 from tests.command_line import Ran, refused_up
 from tests.command_line import run_here as millrace
+from weights.adapters import AdapterConfig
 from weights.stores.opening import open_weight_store
-from weights.tensors import Tensor, read_safetensors, to_bf16
+from weights.tensors import Tensor, read_safetensors, to_bf16, write_safetensors
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
@@ -95,6 +99,25 @@ def test_a_home_keeps_redis_and_the_limits_that_were_written_into_its_file(setti
     prepare_home(settings.model_copy(update=told), {})
     again = prepare_home(settings, {}).settings
     assert {name: getattr(again, name) for name in told} == told
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_another_adapter_than_the_run_has_is_refused_before_anything_is_written(settings: Settings, rank: int) -> None:
+    own = TrainingSettings(adapter=AdapterSettings(rank=rank) if rank else None)
+    prepare_home(settings, {"training": own})
+    folder = settings.checkpoints / "checkpoint-000001-00000001"
+    folder.mkdir(parents=True)
+    adapter = AdapterConfig(rank=2, alpha=32.0, targets=("q_proj",), base_root="b")
+    (folder / "state.json").write_text(json.dumps({"model": adapter.identity if rank else "b", "step": 3}))
+    name = "base_model.model.q_proj.lora_A.weight" if rank else "q_proj.weight"
+    write_safetensors(folder / "weights.safetensors", {name: Tensor("F32", (2, 1), np.zeros(8, np.uint8))})
+    before = settings_file(settings.home).read_bytes()
+    ran = refused_up(*UP, "--home", str(settings.home), "--adapter", "8")
+    assert ran.returncode == 1
+    assert f"has {'an adapter of rank 2' if rank else 'the whole model'}, and another was chosen" in ran.stderr
+    assert settings_file(settings.home).read_bytes() == before
+    prepare_home(settings, {"training": TrainingSettings()})
+    prepare_home(settings, {"training": own})
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json", "model.safetensors"])

@@ -15,10 +15,11 @@ from commands.home import prepare_home
 from commands.policy_check import CheckOnce, check_policy, findings_of
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, WeightsRefused
+from examples.demo import command
 from pipelines.training.settings import TrainingSettings
 from policy.inspect import inspect_checkpoint
 from runtime.settings import Settings, load_section
-from tests.command_line import refused_up, run_here
+from tests.command_line import refused, refused_up, run_here
 from tests.models import BASE, build_model
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensor, read_safetensors, to_bf16
@@ -106,6 +107,30 @@ def test_servers_share_the_card_with_the_trainer_or_are_refused_before_anything_
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 80000\n")
     with pytest.raises(AssertionError, match="it was not refused"):
         refused_up(*given, "--engine", "vllm", "--vllm-python", sys.executable)
+    assert load_section(tmp_path / "home", "training", TrainingSettings).masters == "device"
+
+
+def test_the_demo_writes_where_masters_are_as_up_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    given = [
+        "demo",
+        "--home",
+        str(tmp_path / "home"),
+        "--device",
+        "cuda",
+        "--engine",
+        "vllm",
+        "--vllm-python",
+        sys.executable,
+    ]
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 6000\n")
+    ran = refused(command, *given)
+    assert (ran.returncode, (tmp_path / "home").exists()) == (1, False)
+    assert "GB of engines, and cuda has 6.3 GB" in ran.stderr
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 80000\n")
+    with pytest.raises(AssertionError, match="it was not refused"):
+        refused(command, *given)
     assert load_section(tmp_path / "home", "training", TrainingSettings).masters == "device"
 
 

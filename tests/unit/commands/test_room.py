@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import runpy
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from commands.room import MachineRoom, MemoryNeed, memory_need, shortage
+from commands import room
+from commands.room import MachineRoom, MemoryNeed, memory_need, require_room, shortage
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
 from tests.each_case import each_case
 from tests.forked import ended, start
+from tests.models import BASE
 
 GIB = 2**30
 BILLION = CheckpointReport(num_weights=10**9)
@@ -38,7 +41,7 @@ def test_memory_grows_with_weights_and_cache() -> None:
         (MachineRoom(42 * GIB, 90 * GIB), "cpu", {"num_slots": 3}, "needs 45.0 GiB of memory"),
         (MachineRoom(42 * GIB, 24 * GIB), "cpu", {}, "needs 24.5 GiB of disk"),
         (MachineRoom(42 * GIB, 90 * GIB, 1 * GIB), "cuda", {}, ""),
-        (MachineRoom(16 * GIB, 90 * GIB), "cuda", {"trainer_host": 2 * GIB}, ""),
+        (MachineRoom(16 * GIB, 90 * GIB), "cuda", {"trainer": 2 * GIB}, ""),
         (MachineRoom(16 * GIB, 90 * GIB, None), "cuda", {}, "needs 16.9 GiB of memory"),
     ],
 )
@@ -48,6 +51,32 @@ def test_what_does_not_fit_is_said_with_what_there_is(
     lack = shortage(BILLION, device, room, **more)
     assert says in lack
     assert bool(lack) is bool(says)
+
+
+def test_an_adapter_on_a_cpu_counts_the_base_that_computes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "room_here", lambda *_: MachineRoom(22 * GIB, 90 * GIB))
+    for training in ({"adapter": {"rank": 8}}, {}):
+        with nullcontext() if training else pytest.raises(InvalidSettings, match=r"trainer 25\.8 GiB"):
+            require_room(BILLION, BASE, tmp_path, "cpu", num_engines=1, num_slots=2, training=training)
+
+
+def test_our_engine_on_a_gpu_is_a_process_beside_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho $MEBIBYTES\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+
+    def up(mebibytes: int) -> None:
+        monkeypatch.setenv("MEBIBYTES", str(mebibytes))
+        report = CheckpointReport(num_weights=10**6)
+        require_room(report, BASE, tmp_path, "cuda", num_engines=1, num_slots=2, training={})
+
+    up(1400)
+    with pytest.raises(
+        InvalidSettings, match=r"takes 0\.7 GB beside at least 0\.6 GB of engines, and cuda has 1\.0 GB"
+    ):
+        up(1000)
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:

@@ -9,9 +9,12 @@ from contracts.memory.shapes import ModelShape, shape_of
 from contracts.memory.training import (
     GB,
     MAX_TOKENS,
+    USUAL,
     WAYS,
+    Passes,
     TrainingWay,
     memory_of,
+    passes_of,
     require_card,
     settings_that_fit,
     ways_of,
@@ -20,6 +23,7 @@ from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
 
 DEVICE, HOST, RANK_8, RANK_32 = WAYS
+WIDE = HOST._replace(is_tight=False)
 LORA = {"adapter": {"rank": 8, "alpha": 32.0, "targets": ()}}
 
 
@@ -62,28 +66,28 @@ def test_an_adapter_weighs_what_its_linear_maps_say(
 
 
 def test_one_card_holds_eight_billion_by_lora_and_whole_weights_only_with_masters_on_the_host() -> None:
-    assert memory_of(QWEN3_8B, RANK_8, 2048).card < 24 * GB
-    assert 24 * GB < memory_of(QWEN3_8B, RANK_8, 8192).card < 48 * GB
+    assert memory_of(QWEN3_8B, RANK_8, Passes(2048)).card < 24 * GB
+    assert 24 * GB < memory_of(QWEN3_8B, RANK_8).card < 48 * GB
     assert memory_of(QWEN3_8B, DEVICE).card > 80 * GB > memory_of(QWEN3_8B, HOST).card
     whole, host = memory_of(QWEN3_8B, DEVICE), memory_of(QWEN3_8B, HOST)
     assert (whole.base + whole.state) / QWEN3_8B.num_weights == 20
     assert (host.base + host.state) / QWEN3_8B.num_weights == 6
     assert (host.host - whole.host) / QWEN3_8B.num_weights == 12 + 2
-    assert (
-        memory_of(QWEN3_8B, RANK_8, 8192).activations / GB > 36 * 8192 * 4096 * 2 / GB == pytest.approx(2.4, abs=0.02)
-    )
+    assert memory_of(QWEN3_8B, RANK_8).activations / GB > 36 * 8192 * 4096 * 2 / GB == pytest.approx(2.4, abs=0.02)
 
 
 def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
     with pytest.raises(
         InvalidSettings,
-        match=r"takes 17\d\.\d GB, and cuda has 48\.0 GB; what fits: \[training\] adapter = \{ rank = 8, ",
+        match=r"takes 17\d\.\d GB, and cuda has 48\.0 GB; what fits: .* or \[training\] adapter = \{ rank = 8, ",
     ) as refused:
         require_card(QWEN3_8B, {"masters": "device", "max_tokens": 8192}, 48 * GB, "cuda")
-    assert 'masters = "host" and' not in refused.value.message
+    assert 'masters = "host", kl_coefficient = 0 and mismatch_samples = 0;' in refused.value.message
     assert require_card(QWEN3_8B, LORA, 48 * GB, "cuda") == (RANK_8, memory_of(QWEN3_8B, RANK_8))
-    assert require_card(QWEN3_8B, {"masters": "auto"}, 80 * GB, "cuda")[0] == HOST
-    assert [*settings_that_fit(QWEN3_8B, 23 * GB, 8192)] == ["adapter = { rank = 8, alpha = 32 } and max_tokens = 2048"]
+    assert require_card(QWEN3_8B, {"masters": "auto"}, 80 * GB, "cuda")[0] == WIDE
+    assert [*settings_that_fit(QWEN3_8B, USUAL, lambda _, need: need.card <= 23 * GB)] == [
+        "adapter = { rank = 8, alpha = 32 } and max_tokens = 2048"
+    ]
     with pytest.raises(InvalidSettings, match="no way of training fits: take a larger card"):
         require_card(LLAMA_70B, LORA, 80 * GB, "cuda")
 
@@ -91,11 +95,32 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
 def test_the_section_says_how_it_is_trained() -> None:
     assert TrainingSettings().max_tokens == MAX_TOKENS
     assert ways_of(TrainingSettings().model_dump())[0] == DEVICE
-    assert ways_of({"masters": "host"}) == (HOST,)
-    assert ways_of({"masters": "auto", "adapter": None}) == (DEVICE, HOST)
+    assert passes_of({}) == passes_of(TrainingSettings().model_dump()) == USUAL
+    assert ways_of({"masters": "host"}) == (WIDE, HOST)
+    assert ways_of({"masters": "auto", "adapter": None}) == (DEVICE, WIDE, HOST)
     assert ways_of({"masters": "auto", **LORA}) == ways_of({"adapter": {}}) == (RANK_8,)
-    with pytest.raises(InvalidSettings, match=r"\[training\] adapter is 8; write adapter = \{ rank = 8 \}"):
-        ways_of({"adapter": 8})
+    for adapter in (8, {"rank": 0}, {"rank": 1000}):
+        with pytest.raises(InvalidSettings, match=r"adapter is .*; write adapter = \{ rank = 8 \}, with a rank from 1"):
+            ways_of({"adapter": adapter})
+
+
+def test_what_the_trainer_will_not_hold_is_not_counted() -> None:
+    weights = QWEN3_8B.num_weights
+
+    def per_weight(way: TrainingWay, **training: object) -> float:
+        need = memory_of(QWEN3_8B, way, passes_of(training))
+        return (need.base + need.state - 18 * QWEN3_8B.adapter_weights(way.rank) + need.adapter) / weights
+
+    no_anchor = {"kl_coefficient": 0.0, "mismatch_samples": 0}
+    assert (per_weight(DEVICE), per_weight(DEVICE, **no_anchor)) == (20, 18)
+    assert per_weight(DEVICE, kl_coefficient=0.0) == per_weight(DEVICE, mismatch_samples=0) == 20, "either scores"
+    assert (per_weight(WIDE), per_weight(HOST, **no_anchor)) == (8, 4)
+    assert per_weight(DEVICE, precision="float32") == 18, "the weights are their own masters"
+    assert per_weight(HOST, precision="float32") == 10
+    wide = memory_of(QWEN3_8B, RANK_8, passes_of({"precision": "float32"}))
+    assert (wide.base, memory_of(QWEN3_8B, RANK_8).base) == (4 * weights, 2 * weights)
+    with pytest.raises(InvalidSettings, match=r"in float32 takes 4\d\.\d GB"):
+        require_card(QWEN3_8B, {**LORA, "precision": "float32"}, 40 * GB, "cuda")
 
 
 def mixture(*, is_fused: bool) -> ModelShape:

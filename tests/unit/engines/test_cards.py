@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands.room import fit_table
 from contracts.errors import InvalidSettings
+from contracts.memory.training import USUAL, require_card
 from engines.cards import card_of, read_shape
-from policy.adapter import Adapter, all_linear
+from policy.adapter import Adapter, all_linear, linear_layers
 from tests.command_line import run_here
 from tests.models import build_model, tiny_model
 from weights.adapters import AdapterConfig
@@ -88,6 +90,19 @@ def test_the_adapter_of_a_mixture_leaves_its_experts_out(tmp_path: Path) -> None
     config = AdapterConfig(rank=4, alpha=32.0, targets=all_linear(model), base_root="")
     found = dict(Adapter(model, config, dtype=torch.float32).named_parameters())
     assert sum(weight.numel() for weight in found.values()) == shape.adapter_weights(4) > 0
+
+
+def test_a_model_without_linear_layers_is_told_before_a_start_what_the_trainer_says(tmp_path: Path) -> None:
+    shape, model = read_shape(build_model("gpt2", tmp_path, sharded=True)), tiny_model("gpt2")
+    with pytest.raises(InvalidSettings) as trainer:
+        linear_layers(model, all_linear(model))
+    with pytest.raises(InvalidSettings) as before:
+        require_card(shape, {"adapter": {}}, 10**12, "cuda")
+    assert before.value.message == trainer.value.message
+    assert {(each.num_in, each.num_out) for each in shape.linears if each.kind == "c_fc"} == {(64, 256)}
+    *_, said, fits = fit_table(shape, USUAL, [24.0])
+    assert said == trainer.value.message
+    assert fits == '24 GB: masters = "device"; masters = "host"'
 
 
 @pytest.mark.parametrize(("content", "says"), [("[]", "is a list"), ("{", "cannot be read")])

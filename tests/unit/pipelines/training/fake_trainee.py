@@ -100,6 +100,9 @@ class UnigramTrainee:
         words = weights[NAME].detach().to(torch.bfloat16).view(torch.int16).numpy().copy()
         return {NAME: Tensor("BF16", (VOCABULARY,), words.view(np.uint8))}
 
+    def probe_answers(self, bits: Tensors) -> None:  # noqa: ARG002 as a model
+        return None
+
     def masters(self) -> Masters:
         return {NAME: self.logits_V.detach()}, {}
 

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands.home import check_adapter
 from contracts.assignments import LIVE
 from contracts.errors import InvalidSettings, WeightsRefused
 from pipelines.training.settings import AdapterSettings
+from policy.weights import copy_tensors
+from tests.tolerances import network_tolerance
 from tests.unit.pipelines.training.builders import bits_now, model_of, tiny_model, weights_now
 from tests.unit.pipelines.training.world import POLICY, World
-from weights.adapters import CONFIG, config_of
-from weights.tensors import root_of
+from weights.adapters import CONFIG, PREFIX, A, B, config_of
+from weights.probe import NUM_TOP, read_probe
+from weights.tensors import floats, root_of
 
 RANK_2 = {"adapter": {"rank": 2}}
 
@@ -44,6 +48,35 @@ def test_versions_are_adapters_on_the_base_and_steps_between_them_are_deltas(wor
     # Whoever holds the base takes the first step; whoever has nothing takes the small full copy.
     onto_base = store.stage_onto(POLICY, 1, 0, store.load(POLICY, 0))
     assert onto_base[-1].staged.changes.keys() == store.load(POLICY, 1).keys()
+
+
+def test_a_version_has_the_answers_of_base_and_adapter_for_engines_to_compare(world: World) -> None:
+    trainer = world.start()
+    world.add_random(16)
+    world.turns(trainer, 9)
+    store, scale = world.store, 32.0 / 2
+    for version in (1, 2):
+        root = store.manifest(POLICY, version).target_root
+        answers = read_probe(store, POLICY, root, None)
+        assert answers is not None
+        assert answers.dtype == "float32"
+        model, adapter = tiny_model(), store.load(POLICY, version)
+        copy_tensors(model, store.load(POLICY, 0))
+        layers = dict(model.named_modules())
+        for scores in (answers.base, answers.adapted):
+            with torch.no_grad():
+                expected = model(torch.tensor(answers.prompts)).logits[:, -1].log_softmax(-1)
+            for row, found in zip(expected, scores, strict=True):
+                assert len(found) == NUM_TOP
+                assert list(found.values()) == pytest.approx(
+                    row[list(found)].tolist(), abs=network_tolerance(model.config)
+                )
+            for name in (name for name in adapter if name.endswith(A)):
+                up, down = floats(adapter[name.replace(A, B)]), floats(adapter[name])
+                layers[name.removeprefix(PREFIX).removesuffix(f".{A}")].weight.data += scale * torch.from_numpy(
+                    up @ down
+                )
+        assert answers.base != answers.adapted
 
 
 def test_the_base_stays_as_it_is(world: World) -> None:
@@ -90,6 +123,12 @@ def test_another_adapter_is_refused_by_name(world: World, adapter: AdapterSettin
     with pytest.raises(WeightsRefused, match="begin a new home") as refused:
         world.start()
     assert refused.value.code == "other_adapter"
+    with pytest.raises(InvalidSettings, match=r"has an adapter of rank 2, and another was chosen"):
+        check_adapter(world.settings.checkpoints, adapter)
+    own = config_of(bits_now(trainer.learner))
+    assert own is not None
+    for same in (AdapterSettings(rank=2), AdapterSettings(rank=2, targets=own.targets)):
+        check_adapter(world.settings.checkpoints, same)
 
 
 def test_a_target_that_no_layer_has_is_refused_with_those_there_are(world: World) -> None:

@@ -162,14 +162,25 @@ async def test_an_arm_that_loaded_the_base_for_itself_gives_it_up(
 ) -> None:
     """Before the first adapter nothing says that a run will have any."""
     engine = open_engine()
-    for arm, version in (("live", 0), ("holdout", 0), ("live", 1), ("holdout", 2)):
-        engine.update(arm, version)
-    live, holdout = (list(engine.arms[arm].model.parameters()) for arm in ("live", "holdout"))
-    assert [one.data_ptr() for one in live] == [one.data_ptr() for one in holdout]
-    await check_serves(engine, published, "live", 1)
-    await check_serves(engine, published, "holdout", 2)
-    engine.update("holdout", 0)
-    await check_serves(engine, published, "holdout", 0)
+    for arm in ("live", "holdout", "canary"):
+        engine.update(arm, 0)
+    places = [weight.data_ptr() for weight in engine.arms["live"].model.parameters()]
+    active = engine.arms["holdout"].submit(ask(PROMPT, max_tokens=200))
+    await more_tokens(active)
+    await asyncio.to_thread(engine.update, "live", 1)
+    for arm in ("live", "holdout", "canary"):
+        assert [weight.data_ptr() for weight in engine.arms[arm].model.parameters()] == places, "nothing is copied"
+    chunk = await anext(aiter(active.chunks()))
+    assert chunk.spans == [Span(0, 0)]
+    assert chunk.logprobs == pytest.approx(logprobs_of(published.merged(0), PROMPT, chunk.token_ids), abs=rounding())
+    published.store.error = Unavailable("away")
+    for arm, version in (("live", 1), ("holdout", 0), ("canary", 0)):
+        assert engine.update(arm, version) is None
+        await check_serves(engine, published, arm, version)
+    published.store.error = None
+    for version in (2, 0):
+        engine.update("holdout", version)
+        await check_serves(engine, published, "holdout", version)
 
 
 @pytest.mark.parametrize("model", [base_model, tiny_model])

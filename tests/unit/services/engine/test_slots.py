@@ -11,7 +11,7 @@ from services.engine.announcing import describe
 from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
 from tests.worlds.engines.memory_store import POLICY
-from tests.worlds.engines.tiny import ask, assigned, complete, make_engine, make_store
+from tests.worlds.engines.tiny import ask, assigned, complete, make_engine, make_store, tiny_model
 
 
 def small(*slots: str) -> EngineSettings:
@@ -59,6 +59,14 @@ async def test_two_slots_may_hold_one_version_and_a_request_names_its_own() -> N
     again = await complete(engine, ask([5, 9], model=f"{POLICY}@v2", temperature=0.0))
     assert (again.token_ids, again.spans) == (expected.token_ids, expected.spans)
     assert engine.versions() == {"live": 1, "learning": 3, "canary": 2, "holdout": 1}
+    engine.close()
+
+
+def test_each_arm_computes_with_the_published_bits_of_a_checkpoint_that_is_more_precise() -> None:
+    engine = make_engine(make_store(1), make_model=lambda: tiny_model(1))  # float32, of which version 1 is the rounding
+    for arm in ("live", "candidate"):
+        engine.update(arm, 1)
+        assert all(weight.equal(weight.bfloat16().float()) for weight in engine.arms[arm].model.parameters())
     engine.close()
 
 

@@ -10,7 +10,8 @@ import torch
 
 from contracts.errors import NotFound, WeightsRefused
 from policy.weights import tensors_of
-from services.engine.staging import StagedUpdate, Stager, target_names
+from services.engine.held import StagedUpdate
+from services.engine.staging import Stager, target_names
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
 from tests.worlds.engines.tiny import moved, tiny_model
 from weights.codec.delta import Staged, TensorChange

@@ -38,6 +38,7 @@ def test_a_sampled_completion_with_provenance_is_trained() -> None:
     ("item", "state", "reason"),
     [
         (experience(GOOD, engine=""), "filtered", "no_provenance"),
+        (experience(GOOD, engine="", origin="openai"), "off_support", "provider"),
         (experience(GOOD, dtype=""), "filtered", "no_provenance"),
         (experience(), "filtered", "no_provenance"),
         (with_segment(logprobs=b""), "filtered", "no_provenance"),

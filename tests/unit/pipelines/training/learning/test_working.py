@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.memory.shapes import ModelShape
+from contracts.memory.training import Passes, TrainingWay, memory_of
 from pipelines.training.learning.device import Precision
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.placement import Placement
 from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.learning.working import make_pairs
@@ -24,6 +25,7 @@ from weights.tensors import root_of
 SETTINGS = TrainingSettings(
     learning_rate=1e-3, max_gradient_norm=0.5, mismatch_samples=0, step_bound=math.inf, divergence_bound=math.inf
 )
+IN_HOST, TIGHT = TrainingWay(is_host=True), TrainingWay(is_host=True, is_tight=True)
 PLACES = {"device": {"precision": "bfloat16"}, "host": {"masters": "host"}}
 
 
@@ -93,37 +95,42 @@ def test_a_shortened_step_leaves_weights_that_are_the_masters_rounding(apart: di
 
 def test_gradients_are_summed_in_float32_or_in_two_bytes_where_there_is_no_room() -> None:
     norms = {}
-    for place in (Placement("host"), Placement("host", "bfloat16")):
-        trainee = WholeModel(
-            tiny_model(), SETTINGS.model_copy(update={"masters": "host", "max_tokens": 16}), place=place
-        )
+    for way in (IN_HOST, TIGHT):
+        trainee = WholeModel(tiny_model(), SETTINGS.model_copy(update={"masters": "host", "max_tokens": 16}), way=way)
         learner = Learner(trainee, SETTINGS)
-        norms[place.gradients] = learner.step(answers(learner, 8), [1.0] * 8, {}, dry_run=True).metrics["gradient_norm"]
+        norms[way] = learner.step(answers(learner, 8), [1.0] * 8, {}, dry_run=True).metrics["gradient_norm"]
         kinds = {getattr(parameter, "grad_dtype", None) for parameter in trainee.model.parameters()}
-        assert kinds == {torch.float32 if place.gradients == "float32" else torch.bfloat16}
-    assert norms["bfloat16"] == pytest.approx(norms["float32"], rel=0.02)
-    assert norms["bfloat16"] != norms["float32"]
+        assert kinds == {torch.bfloat16 if way.is_tight else torch.float32}
+    assert norms[TIGHT] == pytest.approx(norms[IN_HOST], rel=0.02)
+    assert norms[TIGHT] != norms[IN_HOST]
 
 
-@pytest.mark.parametrize("place", [Placement(), Placement("host"), Placement("host", "bfloat16")])
-def test_a_placement_counts_what_is_held(place: Placement) -> None:
-    trainee = WholeModel(tiny_model(), SETTINGS.model_copy(update={"precision": "bfloat16"}), place=place)
+@pytest.mark.parametrize(
+    ("way", "precision"),
+    [(TrainingWay(), "bfloat16"), (IN_HOST, "bfloat16"), (TIGHT, "bfloat16"), (TrainingWay(), "float32")],
+)
+def test_what_is_computed_is_what_is_held(way: TrainingWay, precision: str) -> None:
+    trainee = WholeModel(tiny_model(), SETTINGS.model_copy(update={"precision": precision}), way=way)
     trainee.backward(rows(samples(2)))
     trainee.take_step(1.0)
-    weights = [*trainee.model.parameters()]
-    masters, moments = trainee.masters()
-    beside = sum(each.nbytes for name, each in (*masters.items(), *moments.items()) if not name.startswith("step/"))
-    marks = [each.grad for each in trainee.parameters.values() if each.grad is not None]
-    assert sum(each.untyped_storage().nbytes() for each in marks) == 4 * len(weights)
-    computing = sum(each.nbytes + each.grad.nbytes for each in weights if each.grad is not None)
-    on_device, in_host = place.bytes_per_parameter()
-    assert computing + beside == (on_device + in_host) * sum(each.numel() for each in weights)
+    weights, (masters, moments) = [*trainee.model.parameters()], trainee.masters()
+    gradients = [each.grad for each in (*weights, *trainee.parameters.values()) if each.grad is not None]
+    assert isinstance(trainee.reference, FrozenCopy)
+    kept = [*weights, *masters.values(), *moments.values(), *trainee.reference.model.parameters()]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (*kept, *gradients)}
+    num_small = (2 if precision == "bfloat16" else 1) * len(
+        weights
+    )  # of each weight a count of steps, and the mark of a master apart
+    count = sum(each.numel() for each in weights)
+    shape = ModelShape(count, (), num_layers=0, width=0, vocabulary=0, num_experts=0, num_active=0)
+    need = memory_of(shape, way, Passes(is_reduced=precision == "bfloat16"))
+    assert sum(storages.values()) - 4 * num_small == need.base + need.state + (12 * count if way.is_host else 0)
 
 
 def test_buffers_and_what_a_model_wants_in_float32_keep_their_type() -> None:
     model = model_of_kind("qwen3_moe")
     vars(model)["_keep_in_fp32_modules_strict"] = {"mlp.gate*weight"}  # as some models of transformers declare it
-    pairs = make_pairs(model, Precision(torch.device("cpu"), is_reduced=True), Placement("host"))
+    pairs = make_pairs(model, Precision(torch.device("cpu"), is_reduced=True), IN_HOST)
     wide = {name for name, (_, weight) in pairs.items() if weight.dtype == torch.float32}
     assert wide == {name for name in pairs if name.endswith("mlp.gate.weight")} != set()
     assert {name for name, (master, weight) in pairs.items() if master is weight} == wide
