@@ -10,7 +10,7 @@ import msgspec
 from contracts.assignments import LIVE
 from contracts.draws import is_asked
 from contracts.keys import Caller
-from contracts.record_checks import MAX_ID
+from contracts.record_checks import MAX_ID, MAX_INT32
 from contracts.records import Attempt, Generation, GenerationBody, Provided, pack_body
 from contracts.sampling import Sampling
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
@@ -102,7 +102,7 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
         sampling=Sampling(
             temperature=1.0 if heat is None else heat,
             top_p=1.0 if top_p is None else top_p,
-            max_tokens=request.longest or 0,
+            max_tokens=min(max(request.longest or 0, 0), MAX_INT32),  # some providers take -1: no limit
         ),
         finish_reason=reason,
         created_at=call.created_at,
