@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,11 +40,12 @@ class PassedCall(NamedTuple):
         return rule.probability if rule is not None and terms.purpose == "user" and terms.logged else 0.0
 
     @property
-    def beside(self) -> dict[str, bool]:
-        """What replies say beside the provider's fields."""
+    def beside(self) -> dict[str, Any]:
+        """What replies say beside the provider's fields, and in place of its own id of the response before."""
+        before = {} if self.sent.previous is None else {"previous_response_id": self.sent.previous}
         if self.terms.task.asking is None:
-            return {}
-        return {"ask_feedback": is_asked(self.completion_id, self.ask_probability)}
+            return before
+        return {**before, "ask_feedback": is_asked(self.completion_id, self.ask_probability)}
 
 
 def records_of(call: PassedCall, told: Told, provider: ProviderSettings, finished_at: float) -> list[Generation]:
