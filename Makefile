@@ -76,7 +76,7 @@ test-gpu: setup  ## Run the tests that need a CUDA device; skipped by name witho
 gpu:  ## Fill the tables of one GPU in at most 8 minutes; without one, run the script at tiny size
 	$(PYTHON) -m benchmarks.gpu $(if $(shell command -v nvidia-smi),,--rehearse)
 
-gpu-packages:  ## Download the packages that `make gpu` may carry to a machine without registries: 35 MB in runs/gpu-packages
+gpu-packages:  ## Download the packages that `make gpu` may carry to a machine without registries: 41 MB in runs/gpu-packages
 	PYTHON="$(PYTHON)" deploy/gpu-packages
 
 fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5000): no 5xx allowed
