@@ -12,19 +12,19 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection, select
 
+from commands.ledger.queries import join_positions
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog
 from contracts.ids import parse_sample_key, sample_key
 from contracts.ledger import UNDONE
 from contracts.records import Generation, Outcome, Record, Signal, decode_shape
-from contracts.tables import generation, position, received_signal
+from contracts.tables import generation, received_signal
 from contracts.tables.statements import among, insert_all_new
 from contracts.topics import GENERATIONS, OUTCOMES
 from runtime.log.recovery import ANY_BODY
 from runtime.seals import pages
 
 Kind = TypeVar("Kind", bound=Record)
-_JOIN = "episodes"
 _BATCH = 1000
 
 
@@ -136,8 +136,7 @@ def unread_undone(connection: Connection, log: EventLog) -> set[str]:
 
 def _unread(connection: Connection, log: EventLog, topic: str, kind: type[Kind]) -> Iterator[Kind]:
     """What the join has not read yet."""
-    mine = (position.c.consumer_group == _JOIN, position.c.topic == topic)
-    read = {row.partition: row.next_offset for row in connection.execute(select(position).where(*mine))}
+    read = join_positions(connection, topic)
     for partition, end in log.ends(topic).items():
         offset = read.get(partition, 0)
         while offset < end and (records := log.read(topic, partition, offset, _BATCH)):
