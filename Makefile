@@ -24,6 +24,8 @@ SUMS := $(addprefix tests/unit/,policy services/engine pipelines/training benchm
 CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive ceilings docs manual_pages plain_english repository)
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
+# Arrays of tests are small: threads of numpy's BLAS would spin, on cores that other workers need.
+test test-torch test-slow: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check types rules browser clean clients helm separate-homes containers
 

@@ -12,6 +12,7 @@ from contracts.records import Signal, decode
 from contracts.topics import GENERATIONS, SIGNALS
 from examples.demo.command import PRODUCT
 from runtime.settings import Settings
+from services.provider import ProviderSettings
 from tests.command_line import Ran, run_here
 from tests.fakes import everything
 
@@ -91,6 +92,15 @@ def test_a_signal_that_is_declared_later_is_imported_by_another_run(settings: Se
     log = made.event_log()
     assert [decode(Signal, record.value).name for record in everything(log, SIGNALS)] == ["stars"]
     log.close()
+
+
+def test_a_home_whose_answers_a_provider_gives_takes_an_import(tmp_path: Path) -> None:
+    front = ProviderSettings(url="http://127.0.0.1:1/v1", model="gpt-x", key_from="NONE")
+    settings = Settings(home=tmp_path / "home", run="r", policy="gpt-x", base="", tasks=(PRODUCT / "task.toml",))
+    prepare_home(settings, {"provider": front})
+    (tmp_path / "export.jsonl").write_text(json.dumps(ROW | {"edit": '{"party": 3}'}))
+    assert run(settings, str(tmp_path / "export.jsonl"), "--from", "jsonl").returncode == 0
+    assert num_logged(settings) == 1
 
 
 def test_what_cannot_be_meant_is_refused_by_name(settings: Settings) -> None:
