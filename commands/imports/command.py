@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,13 +62,15 @@ def run_import(
     read = read_maps(maps or [], chosen)
     with (
         opened(source) as file,
-        progress.claimed_imports(settings.home),
+        nullcontext() if dry_run else progress.claimed_imports(settings.home),
         closing(settings.database()) as database,
         closing(settings.event_log()) as log,
     ):
-        require_same_log(database, log, settings.home)
+        if not dry_run:
+            require_same_log(database, log, settings.home)
         now = time.time()
-        held = progress.find(settings.home, progress.hash_of(file, kind, chosen.name, *sorted(maps or [])), source, now)
+        content = progress.hash_of(file, kind, chosen.name, chosen.hash, *sorted(maps or []))
+        held = progress.find(settings.home, content, source, now)
         if held.done_at is not None and not dry_run:
             print(f"imported already, as {held.id}; take it back with: millrace import undo {held.id} --home {home}")
             return

@@ -43,7 +43,7 @@ class Element(NamedTuple):
 
 @contextmanager
 def opened(source: str) -> Iterator[BinaryIO]:
-    """A file that can be read again and again, as UTF-8; `-` is standard input. Raises InvalidSettings: it cannot be read."""
+    """A file that can be read again and again, as UTF-8: a pipe is copied. `-` is standard input. Raises InvalidSettings: it cannot be read."""
     try:
         file = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115 closed below
     except OSError as error:
@@ -55,7 +55,7 @@ def opened(source: str) -> Iterator[BinaryIO]:
         encoding = next((name for mark, name in _BOMS.items() if head.startswith(mark)), "")
         if not encoding and b"\0" in head:  # the first character of JSON is ASCII
             encoding = "utf-16-le" if head[1:2] == b"\0" else "utf-16-be"
-        if source != "-" and not encoding:
+        if source != "-" and not encoding and file.seekable():
             yield file
             return
         decoder = codecs.getincrementaldecoder(encoding or "utf-8")("replace")

@@ -56,6 +56,8 @@ class _Row(NamedTuple):
     checked: CheckedRow
     scores: tuple[ImportedScore, ...]
     end: int
+    is_new: bool
+    """False: this input had the row before, and only what was said of it is logged."""
 
 
 def run(
@@ -66,6 +68,8 @@ def run(
     Raises Unavailable: the log or the database cannot be used; the next run goes on.
     """
     tally, importer = ImportTally(), _Importer(home, target, held)
+    if home.writes:
+        progress.write(home.folder, held)  # so that it can be taken back, however early it ends
     with repository.linked(_links(file, kind)) as links:
         batch, num_bytes, said_at, began_at = list[_Row](), 0, time.monotonic(), 0
         for found in elements(file):
@@ -111,12 +115,13 @@ def _rows(found: Element, kind: Format, links: Links, target: Target, tally: Imp
             tally.add("row")
             if (made := _checked(row, content, found.end, target, tally)) is not None:
                 yield made
-    except Refused as refused:
+    except (Refused, *_MALFORMED) as error:
         tally.add("row")
-        tally.add("refused", refused.reason)
-    except _MALFORMED:
-        tally.add("row")
-        tally.add("refused", "malformed_row")
+        tally.add("refused", _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return error.reason if isinstance(error, Refused) else "malformed"
 
 
 def _checked(row: ImportedRow, content: dict[str, Any], end: int, target: Target, tally: ImportTally) -> _Row | None:
@@ -125,21 +130,23 @@ def _checked(row: ImportedRow, content: dict[str, Any], end: int, target: Target
     except Refused as refused:
         tally.add("refused", refused.reason)
         return None
-    if not tally.is_new(made.name):
-        tally.add("duplicate", "in this input")
-        return None
-    tally.add_person(row.user)
     scores = with_scores(row, content, target.maps)
+    if not tally.is_new(completion_id_of(made, 0).encode()):
+        tally.add("duplicate", "in this input")
+        return _Row(made, scores, end, is_new=False)
+    tally.add_person(row.user)
     texts = (text for message in made.messages if (text := message.get("content")))
     edits = (score.value for score in scores if isinstance(score.value, str))
     if secret := find_secret("\n".join((*texts, made.reply.text, *edits))):
         tally.add("secret", secret)
-    return _Row(made, scores, end)
+    return _Row(made, scores, end, is_new=True)
 
 
 class _Importer:
     def __init__(self, home: Destination, target: Target, held: ImportProgress) -> None:
         self._home, self._target, self._held = home, target, held
+        with home.database.snapshot() as connection:
+            self._undone = repository.unread_undone(connection, home.log)
 
     def log(self, batch: list[_Row], tally: ImportTally) -> None:
         """Log a batch, as far as it is not logged. It is durable when this returns."""
@@ -149,21 +156,21 @@ class _Importer:
         generations, signals = list[Message](), list[MadeSignal]()
         for row, (completion_id, is_known) in zip(batch, ids, strict=True):
             is_ours = row.end <= self._held.next_byte
-            if is_known and not is_ours:
+            if row.is_new and is_known and not is_ours:
                 tally.add("duplicate", "logged before")
             try:
                 sent = generation_of(row.checked, completion_id, self._target)
-            except Refused as refused:
-                tally.add("refused", refused.reason)
+            except (Refused, *_MALFORMED) as error:  # such as a number of a tool that has more than 64 bits
+                tally.add("refused", _reason(error))
                 continue
             made = list(self._signals(row, completion_id, tally))
-            if is_ours or not is_known:
+            if row.is_new and (is_ours or not is_known):
                 tally.add("logged")
             if not is_ours:
                 signals += made
-                generations += [] if is_known else [sent]
+                generations += [sent] if row.is_new and not is_known else []
         if self._home.writes and batch[-1].end > self._held.next_byte:
-            with self._home.database.transaction() as connection:
+            with self._home.database.transaction(gives_way=True) as connection:
                 repository.receive(connection, [(said.record, said.message.value) for said in signals])
             if messages := [*(said.message for said in signals), *generations]:
                 self._home.log.append(messages)
@@ -186,7 +193,7 @@ class _Importer:
             with self._home.database.snapshot() as connection:
                 known = repository.known_ids(connection, ids.values())
             found |= {place: (name, name in known) for place, name in ids.items()}
-            left = [place for place, name in ids.items() if known.get(name, False)]
+            left = [place for place, name in ids.items() if known.get(name, False) or name in self._undone]
             attempt += 1
         return [found[place] for place in range(len(rows))]
 
@@ -195,9 +202,9 @@ class _Importer:
             tally.add("joined")
             try:
                 made = made_signal(score, row.checked, completion_id, self._target)
-            except Refused as refused:
-                part = "unmapped" if refused.reason == "no_signal" else "unfit"
-                tally.add(part, score.name if part == "unmapped" else f"{score.name}: {refused.reason}")
+            except (Refused, *_MALFORMED) as error:
+                part = "unmapped" if (reason := _reason(error)) == "no_signal" else "unfit"
+                tally.add(part, score.name if part == "unmapped" else f"{score.name}: {reason}")
                 continue
             tally.add("signal", made.record.name)
             yield made

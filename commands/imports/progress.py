@@ -25,7 +25,7 @@ class ImportProgress(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     source: str
     content: str
-    """What it imports, and how: a hash of file, format, task and maps."""
+    """What it imports, and how: a hash of file, format, task and maps. A signal that the task declares later is imported by another run."""
     started_at: float
     next_byte: int = 0
     """Rows that end before it are logged."""

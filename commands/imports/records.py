@@ -1,7 +1,7 @@
 """From a row to the records of the log: one generation, and a signal for each score. Pure.
 
-A row's name (the export's id, else its content) and time make its completion id; a score's content makes the id of its signal. So the same
-row makes the same records whenever it is read.
+A row's name and time make its completion id; a score's content makes the id of its signal. The name is the export's id, and the content where
+the export says no id or no time. So the same row makes the same records whenever it is read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def checked(row: ImportedRow, target: Target) -> CheckedRow:
     finished_at = at if row.finished_at is None else max(at, time_of(row.finished_at))
     if finished_at > target.now + MAX_AHEAD_SECONDS:
         raise Refused("future_time")
-    own = row.id or msgspec.json.encode((messages, reply, row.user, at))
+    # Without a time, an id may only be the number of a line in its file.
+    own = (row.at is not None and row.id) or msgspec.json.encode((row.id, messages, reply, row.user, row.session, at))
     name = b"\0".join(
         part if isinstance(part, bytes) else part.encode() for part in (target.origin, target.task.name, own)
     )

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from tempfile import NamedTemporaryFile
-from typing import NamedTuple
+from contextlib import closing, contextmanager, suppress
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection, select
 
+from commands.ledger.queries import join_positions
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog
-from contracts.ids import sample_key
+from contracts.ids import parse_sample_key, sample_key
 from contracts.ledger import UNDONE
-from contracts.records import Generation, Signal, decode_shape
-from contracts.tables import generation, position, received_signal
+from contracts.records import Generation, Outcome, Record, Signal, decode_shape
+from contracts.tables import generation, received_signal
 from contracts.tables.statements import among, insert_all_new
-from contracts.topics import GENERATIONS
+from contracts.topics import GENERATIONS, OUTCOMES
 from runtime.log.recovery import ANY_BODY
 from runtime.seals import pages
 
-_JOIN = "episodes"
+Kind = TypeVar("Kind", bound=Record)
 _BATCH = 1000
 
 
@@ -38,10 +38,10 @@ class ExportLink(NamedTuple):
 
 
 class Links:
-    """All links of an export, on disk."""
+    """All links of an export, in a file without a name, which a kill leaves nowhere."""
 
-    def __init__(self, path: str) -> None:
-        self._connection = sqlite3.connect(path, isolation_level=None)
+    def __init__(self) -> None:
+        self._connection = sqlite3.connect("", isolation_level=None)
         for statement in (
             "PRAGMA journal_mode = OFF",
             "PRAGMA synchronous = OFF",
@@ -84,13 +84,9 @@ class Links:
 @contextmanager
 def linked(links: Iterable[ExportLink]) -> Iterator[Links]:
     """Keep links until the block ends."""
-    with NamedTemporaryFile(prefix="millrace-import-") as file:
-        found = Links(file.name)
-        try:
-            found.add(links)
-            yield found
-        finally:
-            found.close()
+    with closing(Links()) as found:
+        found.add(links)
+        yield found
 
 
 def known_ids(connection: Connection, completion_ids: Collection[str]) -> dict[str, bool]:
@@ -121,17 +117,32 @@ def joined_keys(connection: Connection, import_id: str) -> Iterator[str]:
             yield sample_key(row.completion_id, row.choice)
 
 
-def unread_keys(connection: Connection, log: EventLog, import_id: str) -> Iterator[str]:
-    """Sample keys of the rows of an import that only the log has."""
-    mine = (position.c.consumer_group == _JOIN, position.c.topic == GENERATIONS)
-    read = {row.partition: row.next_offset for row in connection.execute(select(position).where(*mine))}
-    for partition, end in log.ends(GENERATIONS).items():
+def unread_keys(connection: Connection, log: EventLog, import_id: str) -> set[str]:
+    """Sample keys of the rows of an import that only the log has. Of rows that two imports logged, the join keeps the first."""
+    first = dict[str, str]()
+    for record in _unread(connection, log, GENERATIONS, Generation):
+        first.setdefault(record.completion_id, import_of(record))
+    mine = {name for name, logged_by in first.items() if logged_by == import_id}
+    return {sample_key(name, 0) for name in mine - known_ids(connection, mine).keys()}
+
+
+def unread_undone(connection: Connection, log: EventLog) -> set[str]:
+    """Completion ids of the rows that were taken back, where only the log says so."""
+    told = (
+        it for it in _unread(connection, log, OUTCOMES, Outcome) if (it.state, it.reason) == ("quarantined", UNDONE)
+    )
+    return {parse_sample_key(key)[0] for it in told for key in (it.key, *(also.key for also in it.also))}
+
+
+def _unread(connection: Connection, log: EventLog, topic: str, kind: type[Kind]) -> Iterator[Kind]:
+    """What the join has not read yet."""
+    read = join_positions(connection, topic)
+    for partition, end in log.ends(topic).items():
         offset = read.get(partition, 0)
-        while offset < end and (records := log.read(GENERATIONS, partition, offset, _BATCH)):
+        while offset < end and (records := log.read(topic, partition, offset, _BATCH)):
             for record in records:
                 with suppress(InvalidRecord):  # the join makes it a dead letter
-                    if import_of(found := decode_shape(Generation, record.value)) == import_id:
-                        yield found.key
+                    yield decode_shape(kind, record.value)
             offset = records[-1].offset + 1
 
 

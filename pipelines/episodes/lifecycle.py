@@ -135,7 +135,10 @@ def hear(sample: SampleState, facts: Facts) -> Step:
     is_decided = join.is_decisive(task, record, facts.signals)
     if is_decided and join.quarantined_until(record, task) <= facts.now:
         return _send(sample, facts, "decisive")
-    return Step(replace(sample, closes_at=join.first_close(record, task, is_decided=is_decided)))
+    closes_at = join.first_close(record, task, is_decided=is_decided)
+    if record.purpose == "imported":  # its window is long over, and its signals may be some batches behind it
+        closes_at = max(closes_at, sample.joined_at + join.IMPORTED_SECONDS)
+    return Step(replace(sample, closes_at=closes_at))
 
 
 def closes_silent(sample: SampleState, facts: Facts) -> bool:

@@ -81,8 +81,8 @@ def test_an_export_survives_kills_and_is_taken_back(settings: Settings, tmp_path
         resumed = run_here("import", export, "--from", "jsonl", *home)
         assert (resumed.returncode, f"going on with {held.id}" in resumed.stdout) == (0, True), resumed
         assert f"imported already, as {held.id}" in run_here("import", export, "--from", "jsonl", *home).stdout
-        until(lambda: num_of(settings, "scores") >= NUM_ROWS and states(settings).get("pending") == NUM_ROWS)
-        assert num_of(settings, "signals") == NUM_ROWS
+        until(lambda: num_of(settings, "scores") >= NUM_ROWS and states(settings) == {"off_support": NUM_ROWS})
+        assert num_of(settings, "signals") == num_of(settings, "scores") == NUM_ROWS
         assert f"{NUM_ROWS:,} rows" in run_here("import", "undo", held.id, *home).stdout
         assert "already" in run_here("import", "undo", held.id, *home).stdout
         until(lambda: states(settings) == {"quarantined": NUM_ROWS})

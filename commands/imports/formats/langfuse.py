@@ -78,7 +78,7 @@ def _row(it: dict[str, Any], at: Any, scores: list[bytes], user: Any, session: A
     return ImportedRow(
         messages=prompt,
         answer=output,
-        id=str(it.get("id")),
+        id=as_text(it.get("id")) or "",
         tools=prompt.get("tools") if isinstance(prompt, dict) else None,
         at=at,
         finished_at=it.get("end_time"),

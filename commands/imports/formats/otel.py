@@ -59,7 +59,7 @@ def _row(span: dict[str, Any], given: dict[str, Any], scores: tuple[ImportedScor
     return ImportedRow(
         messages=said,
         answer=output,
-        id=f"{span.get('traceId')}/{span.get('spanId')}",
+        id=f"{span.get('traceId')}/{span['spanId']}" if span.get("spanId") else "",
         tools=decoded(given.get("gen_ai.tool.definitions")),
         at=span.get("startTimeUnixNano"),
         finished_at=span.get("endTimeUnixNano"),

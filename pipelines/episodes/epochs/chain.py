@@ -102,9 +102,9 @@ def changes(before: Epochs, after: Epochs, heard: Iterable[int]) -> list[LedgerC
 def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome | None:
     """The outcome that is the state of a sample with the newest revision `revision`; independent of the order of arrival.
 
-    That its import was taken back is final. So is a valid outcome of the trainer, the last one first. `stale(expired)` says that the trainer no longer knows what it decided: it
-    counts only if nothing else was. Other writers count only for the newest revision, and only
-    while the trainer has not decided, or has withdrawn its decision.
+    That its import was taken back is final. So is a valid outcome of the trainer, the last one first. `stale(expired)` says that the trainer
+    no longer knows what it decided: it counts only if nothing else was. Other writers count only for the newest revision, and only while the
+    trainer has not decided, or has withdrawn its decision.
     """
     said = [item for item in outcomes if item.state != "late"]
     if undone := [item for item in said if _is_undone(item.state, item.reason, item.writer)]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home
-from contracts.topics import GENERATIONS
+from contracts.records import Signal, decode
+from contracts.topics import GENERATIONS, SIGNALS
 from examples.demo.command import PRODUCT
 from runtime.settings import Settings
 from services.provider import ProviderSettings
@@ -36,6 +37,12 @@ def run(settings: Settings, *arguments: str) -> Ran:
     return run_here("import", *arguments, "--home", str(settings.home))
 
 
+def content_of(home: Path) -> dict[str, bytes]:
+    """Every file and folder, without what SQLite keeps beside its files while they are open."""
+    found = (path for path in home.rglob("*") if not path.name.endswith(("-wal", "-shm")))
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in found}
+
+
 def num_logged(settings: Settings) -> int:
     log = settings.event_log()
     num = len(everything(log, GENERATIONS))
@@ -59,6 +66,32 @@ def test_a_dry_run_an_import_a_second_one_and_its_end(settings: Settings, tmp_pa
     assert "was taken back already" in run(settings, "undo", import_id).stdout
     again = run(settings, str(export), "--from", "jsonl")
     assert again.stdout.split()[-1] != import_id
+
+
+def test_a_dry_run_leaves_no_trace_in_the_home(settings: Settings, tmp_path: Path) -> None:
+    export = tmp_path / "export.jsonl"
+    export.write_text(json.dumps(ROW))
+    before = content_of(settings.home)
+    assert run(settings, str(export), "--from", "jsonl", "--dry-run").returncode == 0
+    assert content_of(settings.home) == before
+
+
+def test_a_signal_that_is_declared_later_is_imported_by_another_run(settings: Settings, tmp_path: Path) -> None:
+    export, task = tmp_path / "export.jsonl", tmp_path / "task.toml"
+    export.write_text(json.dumps(ROW | {"signals": {"stars": 3}}))
+    text = settings.tasks[0].read_text()
+    task.write_text(text)
+    home = tmp_path / "other"
+    made = Settings(home=home, run="r", policy="reservations", base=settings.base, tasks=(task,))
+    prepare_home(made, {})
+    assert "stars 1" in run(made, str(export), "--from", "jsonl").stdout
+    assert "imported already" in run(made, str(export), "--from", "jsonl").stdout
+    task.write_text(f'{text}\n[signals.stars]\ntype = "number"\nminimum = 1\nmaximum = 5\n')
+    ran = run(made, str(export), "--from", "jsonl")
+    assert "imported as" in ran.stdout, ran
+    log = made.event_log()
+    assert [decode(Signal, record.value).name for record in everything(log, SIGNALS)] == ["stars"]
+    log.close()
 
 
 def test_a_home_whose_answers_a_provider_gives_takes_an_import(tmp_path: Path) -> None:

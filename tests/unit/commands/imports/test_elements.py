@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +79,13 @@ def test_a_missing_and_a_compressed_file_are_refused_by_name(tmp_path: Path) -> 
     for path, said in ((packed, "zcat"), (tmp_path / "none", "No such file")):
         with pytest.raises(InvalidSettings, match=said), opened(str(path)):
             pass
+
+
+def test_a_pipe_is_read_as_a_file_is() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"place": 1}\n{"place": 2}\n')
+    os.close(writer)
+    with opened(f"/dev/fd/{reader}") as file:
+        for _ in range(2):
+            assert [found.value for found in elements(file)] == [{"place": 1}, {"place": 2}]
+    os.close(reader)

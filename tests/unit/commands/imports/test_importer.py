@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from commands.imports import progress
+from commands.imports.repository import ExportLink, linked
 from contracts.errors import Conflict, NotFound, Unavailable
 from contracts.event_log import Message
 from contracts.records import Generation, Signal, decode
@@ -165,6 +167,89 @@ def test_what_was_taken_back_can_be_imported_again(home: ImportHome) -> None:
     assert tally["logged"] == {"": 1}
     home.work()
     assert home.states() == {"off_support": 1, "quarantined": 1}
+
+
+def test_rows_that_the_join_had_not_read_when_they_were_taken_back_can_be_imported_again(home: ImportHome) -> None:
+    path = home.write(row("r1", signals={"accepted": True}))
+    first, _ = home.bring(path)
+    home.take_back(first)
+    _, tally = home.bring(home.write(row("r1", signals={"accepted": True}), row("r2"), name="again.jsonl"))
+    assert tally["logged"] == {"": 2}
+    home.work()
+    assert home.states() == {"off_support": 1, "quarantined": 1, "unlabelled": 1}
+
+
+def test_taking_an_import_back_leaves_what_another_one_logged_first(home: ImportHome) -> None:
+    home.bring(home.write(row("r1")))
+    second, _ = home.bring(home.write(row("r1"), row("r2"), name="again.jsonl"))
+    assert home.take_back(second) == 1
+    home.work()
+    assert home.states() == {"unlabelled": 1, "quarantined": 1}
+
+
+def test_an_import_that_ends_before_its_progress_is_noted_can_be_taken_back(home: ImportHome, tmp_path: Path) -> None:
+    full = FailingLog(tmp_path / "log")
+    full.left = 0
+    with pytest.raises(Unavailable):
+        home.bring(home.write(row("r1")), log=full)
+    full.close()
+    assert [held.next_byte for held in progress.all_of(home.folder)] == [0]
+
+
+def test_what_is_said_of_a_row_in_a_second_line_counts(home: ImportHome) -> None:
+    lines = [row("r1"), row("r1", signals={"accepted": True}), row("r1", edit="Yes."), row("r1", edit="Yes.")]
+    _, tally = home.bring(home.write(*lines))
+    assert (tally["duplicate"], tally["logged"]) == ({"in this input": 3}, {"": 1})
+    home.work()
+    assert {name: state for name, (*_, state) in signals_of(home).items()} == {"accepted": "joined", "edited": "joined"}
+
+
+def test_the_same_question_again_is_another_row_unless_nothing_tells_them_apart(home: ImportHome) -> None:
+    said = {"messages": [{"role": "user", "content": "a table"}], "answer": "Booked.", "user": "ann"}
+    later = [said | {"at": JUNE}, said | {"at": JUNE + 1}]
+    other = [said | {"session": "s1"}, said | {"session": "s2"}]
+    numbered = [said | {"id": 1}, said | {"id": 1, "answer": "No."}]
+    _, tally = home.bring(home.write(*later, *other, *numbered, said, said))
+    assert (tally["logged"], tally["duplicate"]) == ({"": 7}, {"in this input": 1})
+    _, tally = home.bring(home.write(said | {"id": 1, "answer": "Later."}, name="second.jsonl"))
+    assert tally["logged"] == {"": 1}
+
+
+def test_observations_without_an_id_are_rows_of_their_own(home: ImportHome) -> None:
+    seen = [
+        {"traceId": "t", "type": "GENERATION", "startTime": JUNE, "input": name, "output": name} for name in ("a", "b")
+    ]
+    _, tally = home.bring(home.write(*seen), kind="langfuse")
+    assert tally["logged"] == {"": 2}
+
+
+HUGE = {"type": "function", "function": {"name": "book", "parameters": {"maximum": 10**30}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused", "unfit"),
+    [
+        ({"tools": [HUGE]}, {"malformed": 1}, {}),
+        ({"edit": {"role": "assistant", "content": [{"type": []}]}}, {}, {"edit: malformed": 1}),
+    ],
+)
+def test_a_value_that_no_record_holds_is_counted_and_the_rest_is_imported(
+    home: ImportHome, changes: dict[str, Any], refused: dict[str, int], unfit: dict[str, int]
+) -> None:
+    _, tally = home.bring(home.write(row("r1", **changes), row("r2")))
+    assert (tally["refused"], tally["unfit"], tally["logged"][""]) == (refused, unfit, 2 - len(refused))
+
+
+def test_no_part_of_an_export_lies_in_a_named_file(home: ImportHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = home.folder / "temporary"
+    folder.mkdir()
+    for name in ("SQLITE_TMPDIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    links = (ExportLink("score", str(number), b"x" * 1000) for number in range(10_000))
+    with linked(links) as found:
+        assert found.scores("9999") == [b"x" * 1000]
+        assert list(folder.iterdir()) == []
 
 
 def test_an_unknown_import_and_a_second_one_at_once_are_refused(home: ImportHome) -> None:

@@ -22,6 +22,7 @@ from contracts.records import Experience, Outcome, decode
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
 from pipelines.episodes.handler import EpisodesHandler
+from pipelines.episodes.join import IMPORTED_SECONDS
 from pipelines.training.samples.intake import Intake
 from pipelines.training.state import TrainerState
 from rewards.worker import RewardsHandler
@@ -103,7 +104,7 @@ class ImportHome:
         self._drain(join)
 
     def _drain(self, handler: Handler[Any]) -> None:
-        worker = Worker(handler, self.database, self.log)
+        worker = Worker(handler, self.database, self.log, clock=lambda: time.time() + IMPORTED_SECONDS)
         while worker.step(0.0):
             pass
 

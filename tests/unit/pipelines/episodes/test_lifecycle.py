@@ -15,6 +15,7 @@ from contracts.records import Episode, Experience, Outcome, Signal
 from contracts.tasks import Task
 from pipelines.episodes import lifecycle
 from pipelines.episodes.epochs.chain import LedgerEntry
+from pipelines.episodes.join import IMPORTED_SECONDS
 from pipelines.episodes.lifecycle import Facts, Phase, SampleState, Step, phase_of
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import a_task
@@ -71,6 +72,14 @@ def test_no_signal_and_no_window_opens_what_was_taken_back_with_its_import() -> 
     sample = replace(arrived(SLOW, a_signal(a_generation()), purpose="imported").sample, ledger=entry)
     assert lifecycle.hear(sample, Facts(SLOW, (a_signal(a_generation()),), 104.0)) == Step(sample)
     assert lifecycle.close(sample, Facts(SLOW, (), 201.0)) == Step(replace(sample, closes_at=None))
+
+
+def test_an_imported_answer_whose_window_is_over_waits_for_its_signals() -> None:
+    sample = arrived(QUICK, purpose="imported", now=10_000.0).sample
+    assert sample.closes_at == 10_000.0 + IMPORTED_SECONDS
+    heard = lifecycle.hear(sample, Facts(QUICK, (a_signal(a_generation()),), 10_001.0))
+    assert [type(record) for record in heard.sends] == [Episode]
+    assert heard.sample.revision == 1
 
 
 def test_a_replaced_answer_is_withdrawn_only_if_it_had_been_sent() -> None:
