@@ -44,6 +44,8 @@ class Renderer:
         prompt_ids = tuple(unpack_ids(body.prompt_ids)) if is_own else self._prompt_ids(remark)
         if body.tool_calls and (remark.kind == "edit" or not is_own):
             raise NotRendered("tool_call")
+        if is_own and body.reasoning and remark.kind == "edit":
+            raise NotRendered("reasoning")  # the answer's tokens begin with it, and those of the edit would not
         if remark.kind == "edit":
             chosen_ids, rejected_ids = (
                 self._ids(remark.chosen, answer_ids),
@@ -62,6 +64,7 @@ class Renderer:
             revision=remark.revision,
             prompt_ids=prompt_ids,
             chosen_ids=chosen_ids,
+            weight=remark.weight,
         )
         if remark.kind == "thumb":
             return [make(kind="thumb", is_good=remark.is_good)]

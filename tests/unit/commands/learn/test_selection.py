@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from commands.learn.selection import Selection, select
-from contracts.records import Experience, Generation, Provided, Record, Submitter
-from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
+from commands.learn.selection import Selection, select, with_pairs
+from contracts.records import Also, Experience, Generation, Outcome, Provided, Record, Score, Submitter
+from contracts.topics import EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
 from tests.fakes import a_signal
@@ -35,7 +36,9 @@ def reward(about: Generation, value: float, revision: int = 1) -> Experience:
 
 
 def found(log: LocalLog, since: float = 0.0, **bounds: Any) -> Selection:
-    return select(log, {"booking": TASK}, since, **bounds)
+    selection = select(log, {"booking": TASK}, since, **bounds)
+    selection.remarks = with_pairs(selection.remarks, selection.left_out)
+    return selection
 
 
 def test_each_kind_is_found_and_silence_teaches_nothing(log: LocalLog) -> None:
@@ -92,6 +95,48 @@ def test_what_was_taken_back_or_said_by_a_judge_is_no_edit(log: LocalLog) -> Non
     say(log, SIGNALS, said, a_signal(taken_back, "edited", "other", id=said.id, retracted=True))
     say(log, SIGNALS, a_signal(judged, "edited", "other", submitter=Submitter(id="j", kind="judge")))
     assert found(log).remarks == []
+
+
+def test_people_who_are_not_believed_teach_nothing_and_a_vote_counts_as_much_as_its_reward(log: LocalLog) -> None:
+    refused, no_weight, half, neutral = (answered(f"prompt {n}") for n in range(4))
+    say(log, GENERATIONS, refused, no_weight, half, neutral)
+    say(log, SIGNALS, *(a_signal(each, "edited", "other") for each in (refused, no_weight, half, neutral)))
+    missing = answered("prompt 4")
+    say(log, GENERATIONS, missing)
+    say(log, SIGNALS, a_signal(missing, "edited", "other"))
+    vote = Score(name="edited", grader="signal/edited/1", value=0.5)
+    unlabelled: dict[str, Any] = {"reward": None, "status": "unlabelled"}
+    say(log, EXPERIENCES, replace(reward(refused, 0.0), **unlabelled, scores=(vote,)))
+    say(log, EXPERIENCES, replace(reward(neutral, 0.0), **unlabelled, scores=(replace(vote, weight=0.0),)))
+    ungraded = Score(name="truth", grader="code/truth/1", value=None, status="unlabelled")
+    say(log, EXPERIENCES, replace(reward(missing, 0.0), **unlabelled, scores=(vote, ungraded)))
+    say(log, EXPERIENCES, replace(reward(no_weight, 0.5), weight=0.0), replace(reward(half, 0.5), weight=0.5))
+    selection = found(log)
+    assert {item.record.key: item.weight for item in selection.remarks} == {
+        half.key: 0.5,
+        neutral.key: 1.0,
+        missing.key: 1.0,
+    }
+    assert selection.left_out == {"not_believed": 2}
+
+
+def test_an_import_that_was_taken_back_is_not_learned_before_the_ledger_knows(log: LocalLog) -> None:
+    undone, also, kept = (answered(f"i {n}", purpose="imported", provided=Provided(origin="x")) for n in range(3))
+    say(log, GENERATIONS, undone, also, kept)
+    say(log, SIGNALS, *(a_signal(each) for each in (undone, also, kept)))
+    told: dict[str, Any] = {
+        "revision": 1,
+        "epoch": 0,
+        "state": "quarantined",
+        "reason": "import",
+        "writer": "episodes",
+        "at": 1.0,
+    }
+    log.append([message(OUTCOMES, undone.key, Outcome(key=undone.key, **told))])
+    log.append([message(OUTCOMES, also.key, Outcome(key=undone.key, also=(Also(also.key, 1, 0),), **told))])
+    selection = found(log)
+    assert [item.record.key for item in selection.remarks] == [kept.key]
+    assert selection.left_out == {"quarantined": 2}
 
 
 def test_since_and_the_bound_keep_the_newest(log: LocalLog) -> None:
