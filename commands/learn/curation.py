@@ -18,6 +18,7 @@ from commands.learn.selection import Remark, texts_in, with_pairs
 from contracts.clusters import Clusters, words_of
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
+from contracts.tasks.planted_secrets import find_secret
 from pipelines.episodes.curation import content
 from pipelines.episodes.curation.curator import PromptFeatures, PromptWindow, digest_of, hash_of
 
@@ -104,7 +105,7 @@ def _refusal(remark: Remark, words: str, rule: CurationRule) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _has_secret(text: str) -> bool:
-    return content.find_secret(text) is not None
+    return find_secret(text) is not None
 
 
 def _features(remark: Remark, words: str, rule: CurationRule, clusters: Clusters) -> PromptFeatures:
