@@ -221,10 +221,10 @@ def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Tas
 
 
 def with_pairs(remarks: Iterable[Remark], left_out: Counter[str]) -> list[Remark]:
-    """A pair of each good and bad answer to one prompt. Their thumbs are not lone then; a refused answer alone teaches nothing."""
-    found, votes = list[Remark](), defaultdict[bytes, list[Remark]](list)
+    """A pair of each good and bad answer to one prompt of one tenant. Their thumbs are not lone then; a refused answer alone teaches nothing."""
+    found, votes = list[Remark](), defaultdict[tuple[str, bytes], list[Remark]](list)
     for remark in remarks:
-        (found if remark.kind == "edit" else votes[remark.prompt]).append(remark)
+        (found if remark.kind == "edit" else votes[remark.record.tenant, remark.prompt]).append(remark)
     for said in votes.values():
         good, bad = ([item for item in said if item.is_good is wanted] for wanted in (True, False))
         paired = [(one, other) for one, other in zip(good, bad, strict=False) if one.chosen != other.chosen]

@@ -83,6 +83,12 @@ def test_an_edit_of_reasoning_and_answer_is_not_learned_as_an_answer_without_rea
         renderer.samples_of(said)
 
 
+def test_equal_token_ids_are_one_object(renderer: Renderer) -> None:
+    said = [own(remark(ASKED, RIGHT), prompt_ids=[5, 40_000], completion_ids=[7, END]) for _ in range(2)]
+    first, second = (renderer.samples_of(each)[0].prompt_ids[1] for each in said)
+    assert first is second
+
+
 def test_what_is_half_believed_weighs_half(renderer: Renderer) -> None:
     assert {item.weight for item in renderer.samples_of(remark(ASKED, RIGHT, WRONG, weight=0.5))} == {0.5}
 

@@ -70,10 +70,12 @@ def test_each_kind_is_found_and_silence_teaches_nothing(log: LocalLog) -> None:
 
 def test_a_better_and_a_worse_answer_to_one_prompt_are_a_pair_and_their_thumbs_are_not_lone(log: LocalLog) -> None:
     good, bad = answered("same", "yes", choice=0), answered("Same ", "no")
-    say(log, GENERATIONS, good, bad)
-    say(log, SIGNALS, a_signal(good, "rated", "up"), a_signal(bad, "rated", "down"))
-    (pair,) = found(log).remarks
+    theirs = answered("same", "never", tenant="other")
+    say(log, GENERATIONS, theirs, good, bad)
+    say(log, SIGNALS, *(a_signal(each, "rated", "up" if each is good else "down") for each in (good, bad, theirs)))
+    lone, pair = sorted(found(log).remarks, key=lambda remark: remark.kind, reverse=True)
     assert (pair.kind, pair.chosen, pair.rejected) == ("pair", "yes", "no")
+    assert (lone.kind, lone.chosen) == ("thumb", "never")  # answers of two tenants make no pair
 
 
 def test_only_text_that_may_be_trained_on_is_read(log: LocalLog) -> None:
