@@ -24,6 +24,8 @@ SUMS := $(addprefix tests/unit/,policy services/engine pipelines/training benchm
 CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive ceilings docs manual_pages plain_english repository)
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
+# Arrays of tests are small: threads of numpy's BLAS would spin, on cores that other workers need.
+test test-torch test-slow: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check types rules browser clean clients helm separate-homes containers
 
@@ -74,7 +76,7 @@ test-gpu: setup  ## Run the tests that need a CUDA device; skipped by name witho
 gpu:  ## Fill the tables of one GPU in at most 8 minutes; without one, run the script at tiny size
 	$(PYTHON) -m benchmarks.gpu $(if $(shell command -v nvidia-smi),,--rehearse)
 
-gpu-packages:  ## Download the packages that `make gpu` may carry to a machine without registries: 35 MB in runs/gpu-packages
+gpu-packages:  ## Download the packages that `make gpu` may carry to a machine without registries: 41 MB in runs/gpu-packages
 	PYTHON="$(PYTHON)" deploy/gpu-packages
 
 fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5000): no 5xx allowed

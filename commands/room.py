@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from contracts.memory.training import (
     ways_for,
     ways_of,
 )
-from engines.cards import card_bytes, read_shape
+from engines.cards import card_bytes, memory_limits, read_shape
 
 _CACHE_TOKENS, _BATCH_TOKENS, SLOTS = 16_384, 1024, 2
 """The defaults of the section [engine]. Slots: live and candidate."""
@@ -42,7 +41,6 @@ _LOADING = 7
 """Bytes per weight while an engine loads a version whole: its bits, its values and one byte of history. On the host also beside a GPU."""
 _DISK_WEIGHT, _DISK_BYTES = 2 + 2 * 12, 2**28
 """Version 0, two checkpoints of master and moments; and room for log and database to grow."""
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _GIB = 2**30
 
 
@@ -87,7 +85,7 @@ def _trainer(report: CheckpointReport, device: str) -> TrainerMemory:
 def room_here(home: Path, device: str) -> MachineRoom:
     """What this machine has. `home`: its disk counts, which is that of the nearest folder above it if it does not exist yet."""
     existing = next(path for path in (home, *home.resolve().parents) if path.exists())
-    memory = min([psutil.virtual_memory().total, *_limits()])
+    memory = min([psutil.virtual_memory().total, *memory_limits()])
     return MachineRoom(memory, shutil.disk_usage(existing).free, None if device == "cpu" else card_bytes(device))
 
 
@@ -198,12 +196,6 @@ def fit_table(shape: ModelShape, passes: Passes, cards: Sequence[float]) -> Iter
 def settings_on(shape: ModelShape, passes: Passes, card: float) -> Iterator[str]:
     """As `settings_that_fit`, on a card of so many GB for the trainer alone."""
     return settings_that_fit(shape, passes, lambda _, need: need.card <= card * GB)
-
-
-def _limits() -> Iterator[int]:
-    for path in _LIMITS:
-        with suppress(OSError, ValueError):  # `max`: no limit
-            yield int(Path(path).read_text())
 
 
 def gib(count: float) -> str:

@@ -1,13 +1,16 @@
-"""A GPU and a policy before either is used: how much memory the card has, which one a device means, what a checkpoint's headers say."""
+"""A machine and a policy before either is used: how much memory card and host have, which card a device means, what a checkpoint's headers say."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from contracts.errors import InvalidSettings
 from contracts.files import read_small
@@ -15,6 +18,7 @@ from contracts.memory.shapes import ModelShape, shape_of
 from weights.mapped import map_checkpoint
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def card_of(device: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -37,6 +41,20 @@ def card_bytes(device: str) -> int | None:
         return int(ran.stdout) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+
+
+def memory_limits(files: Iterable[Path] = _LIMITS) -> Iterator[int]:
+    """Bytes of the host's memory that the container may take; nothing without a limit."""
+    for file in files:
+        with suppress(OSError, ValueError):  # `max`: no limit
+            yield int(file.read_text())
+
+
+def free_memory(limits: Iterable[int] | None = None) -> int:
+    """Bytes of the host's memory that this process may still take. `limits`: of its container, where it is alone; by default this one's."""
+    limits = memory_limits() if limits is None else limits
+    left = [limit - int(psutil.Process().memory_info().rss) for limit in limits]
+    return min([int(psutil.virtual_memory().available), *left])
 
 
 def read_shape(folder: Path) -> ModelShape:

@@ -29,7 +29,7 @@ def compiled_layers(
     Args:
         model: whose layers.
         backend: of torch.compile.
-        kept: the share that is held of what would be held for the backward pass; it computes the rest again, the cheapest first: norms,
+        kept: the share of the activations that is held for the backward pass. It computes the others again, the cheapest first: norms,
             activations and attention before products with weights.
     """
     if problem := _problem(model, backend):

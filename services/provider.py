@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from runtime.settings import Section, Settings, load_section
 
 Spoken = Literal["chat", "responses", "messages"]
 KEY = "MILLRACE_PROVIDER_KEY"
+_IS_KEY = re.compile("[!-~]+").fullmatch
 _KNOWN: dict[str, tuple[str, str, tuple[Spoken, ...]]] = {
     "openai": ("https://api.openai.com/v1", "OPENAI_API_KEY", ("chat", "responses")),
     "anthropic": ("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", ("messages", "chat")),
@@ -22,7 +24,7 @@ _KNOWN: dict[str, tuple[str, str, tuple[Spoken, ...]]] = {
 class ProviderSettings(Section):
     """Empty in a home with a policy of its own."""
 
-    url: str = Field(default="", pattern=r"^(https?://[^@?#]+[^@?#/])?$")
+    url: str = Field(default="", pattern=r"^(https?://[^@?#/\s]+(/[^@?#/\s]+)*)?$")
     """Where the provider is, as its SDK's `base_url`. Empty: a policy of this home answers."""
     model: str = Field(default="", max_length=128)
     """The provider's name of the model."""
@@ -32,9 +34,9 @@ class ProviderSettings(Section):
     """The variable with its key; or NAME_FILE."""
     may_train: bool = False
     """True if its terms let other models learn from its answers."""
-    input_price: float | None = Field(default=None, ge=0)
+    input_price: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """US dollars for a million tokens of prompts."""
-    output_price: float | None = Field(default=None, ge=0)
+    output_price: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """The same of answers."""
 
     @property
@@ -49,10 +51,12 @@ class ProviderSettings(Section):
 
     @property
     def key(self) -> str | None:
-        """The key, from the environment; None: none is set, and none is sent. Raises InvalidSettings: a known provider needs one."""
+        """The key, from the environment; None: none is set, and none is sent. Raises InvalidSettings: it is no key, or a known provider needs one."""
         found = secret_value(self.key_from)
         if found is None and self.name is not None:
             raise InvalidSettings(f"{self.key_from} is not set: {self.name} answers nobody without a key")
+        if found is not None and not _IS_KEY(found):  # an HTTP library would quote it in its error
+            raise InvalidSettings(f"{self.key_from} is no key: it has a space, a line end or a letter outside of ASCII")
         return found
 
     @property
@@ -84,4 +88,9 @@ def chosen(provider: str, model: str) -> dict[str, object]:
 
 def load_provider(settings: Settings) -> ProviderSettings | None:
     """The provider that answers in this home; None: a policy of its own does. Raises InvalidSettings."""
-    return None if settings.base else load_section(settings.home, "provider", ProviderSettings)
+    if settings.base:
+        return None
+    found = load_section(settings.home, "provider", ProviderSettings)
+    if not (found.url and found.model):
+        raise InvalidSettings("nothing answers here: set `base`, or `url` and `model` of [provider]")
+    return found

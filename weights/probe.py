@@ -3,10 +3,15 @@
 In: log-probs of the base and of a version, whose adapter is beside the base and not merged into it: both round otherwise. Out: a signed
 object beside the versions, named by the root of the version. Waits for: the store. Readers of versions pass it by.
 
+Whether a version may be served is not decided here, but by its manifest. Whoever can write to the store can remove answers, so answers that
+are forged, damaged or of a retired key count as none: else they would stop a version that is trusted.
+
 <root>/<policy>/probes/<root of the version>.json
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -31,7 +36,7 @@ class ProbeAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str = ""
     """Of the version; empty until it is published."""
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
     """In which the trainer computed."""
     prompts: list[list[int]]
     base: Scores
@@ -54,18 +59,29 @@ def write_probe(store: WeightStore, policy: str, answers: ProbeAnswers, signer: 
 
 
 def read_probe(store: WeightStore, policy: str, root: str, keyring: Keyring | None) -> ProbeAnswers | None:
-    """The answers of the version with this root; None: its trainer wrote none. `keyring` None: any signature is accepted.
+    """The answers of the version with this root; None: there are none that can be used, and the store's `on_junk` is told why.
 
-    Raises WeightsRefused: `corrupt_probe`, or it is not signed by a trusted key. Unavailable: the store is away.
+    `keyring` None: any signature is accepted. Raises Unavailable: the store is away.
     """
-    if (text := store.read_small(_path(policy, root), _MOST_BYTES)) is None:
+    path = _path(policy, root)
+    try:
+        text = store.read_small(path, _MOST_BYTES)
+        return None if text is None else _believed(text, policy, root, keyring)
+    except WeightsRefused as error:
+        store.on_junk(path, error)
         return None
+
+
+def _believed(text: bytes, policy: str, root: str, keyring: Keyring | None) -> ProbeAnswers:
     answers = parse_struct(text, ProbeAnswers, "corrupt_probe", "probe")
     if keyring is not None:
         message = signed_bytes(answers, _kind(policy))
         keyring.verify_bytes(answers.key, answers.signature, message, name=f"the probe of {policy}, {root}")
-    if answers.root != root or not len(answers.prompts) == len(answers.base) == len(answers.adapted) > 0:
+    if answers.root != root:
         raise WeightsRefused("corrupt_probe", f"the store has a probe of {answers.root} in the place of {root}")
+    parts = [*answers.prompts, *answers.base, *answers.adapted]
+    if not (len(answers.prompts) == len(answers.base) == len(answers.adapted) > 0 and all(parts)):
+        raise WeightsRefused("corrupt_probe", f"the probe of {root} lacks answers")
     return answers
 
 

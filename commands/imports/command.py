@@ -103,7 +103,9 @@ def _task_of(settings: Settings, name: str) -> Task:
 
 
 def _fitting(settings: Settings) -> Callable[[str], bool]:
-    """Whether a text fits into the policy's context. Short ones do without being looked at."""
+    """Whether a text fits into the policy's context. Short ones do without being looked at, and all do where there is no policy yet."""
+    if not settings.base:
+        return lambda _text: True
 
     @cache
     def template() -> ChatTemplate:

@@ -162,5 +162,7 @@ def _train(settings: Settings, training: TrainingSettings, lessons: Lessons, *, 
         "keys": sorted({sample.key for sample in lessons.trained}),
     }
     write_durably(settings.home / f"learned-v{found.version}.json", [msgspec.json.encode(said)], mode=0o600)
-    print(f"version {found.version} is published and waits for the gate: start `millrace up` in {settings.home}")
+    tasks = " ".join(f"--task {path}" for path in settings.tasks)
+    start = f"millrace up --home {settings.home} --policy {settings.base} --name {settings.policy} {tasks}"
+    print(f"version {found.version} is published and waits for the gate: {start}")
     print(f"as files: millrace export {found.version} --home {settings.home} --to FOLDER")

@@ -13,6 +13,12 @@ _MAX_CHARACTERS = 100_000
 _TOO_EAGER = frozenset(("Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"))
 _MARKS = ("key", "pass", "pwd", "secret", "contrase", "authtoken", "xox", "eyj", "://")
 _ARTIFACTORY = re.compile(r"A(?:KC|P[\dA-F])")
+_KEYS = {
+    "Anthropic API Key": re.compile(r"\bsk-ant-[\w-]{20,}"),
+    "Google API Key": re.compile(r"\bAIza[\w-]{35}"),
+    "Hugging Face Token": re.compile(r"\bhf_[A-Za-z]{30,}"),
+}
+"""Of services that detect-secrets does not know."""
 _LONG_WORD = 16
 """Every secret that a plug-in finds has such a word, one of these marks, or this beginning. Most lines of prose have none."""
 
@@ -22,6 +28,9 @@ def find_secret(text: str) -> str | None:
     for line in text[:_MAX_CHARACTERS].splitlines():
         for kind, plugin in _plugins() if _may_hold_secret(line) else ():
             if any(plugin.analyze_string(line)):
+                return kind
+        for kind, pattern in _KEYS.items():
+            if pattern.search(line):
                 return kind
     return None
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from contracts.errors import ClockOff
@@ -22,6 +21,7 @@ from runtime.clocks import MOST_SECONDS, ClockWatch, database_time, offset_secon
 from runtime.database import Database
 from runtime.days import make_days_now
 from runtime.operations import Operations
+from tests.contract.test_partitions import partitions
 
 ROOT = Path(__file__).parent.parent.parent
 DAY, SECONDS = 86_400.0, 60.0
@@ -34,12 +34,6 @@ def server(server: Database) -> Iterator[Database]:
     for thread in threading.enumerate():
         if thread.name == "clock":
             thread.join(SECONDS)
-
-
-def partitions(database: Database) -> set[str]:
-    with database.snapshot() as connection:
-        names = connection.execute(text("SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r'"))
-        return set(names.scalars())
 
 
 def ready(watch: ClockWatch) -> dict[str, str]:

@@ -62,7 +62,7 @@ def up(folder: Path, url: str) -> Iterator[tuple[str, str]]:
                 said += line
                 if "operator key" in line:
                     break
-            assert "may train other models: no" in said, said
+            assert "may train other models: no ([provider] may_train)" in said, said
             reading = threading.Thread(target=started.stdout.read, daemon=True)  # so that the pipe never fills
             reading.start()
             [there], [key] = (

@@ -172,7 +172,7 @@ def _step_again(
             f"the base policy of {folder} is not here ({error.message}): name it with --policy"
         ) from error
     try:
-        checkpoint.check(learner.trainee)
+        checkpoint.check(learner.trainee.masters()[0], learner.trainee.identity)
     except WeightsRefused as error:
         raise WeightsRefused(
             error.code, f"{folder} is of another base policy than {base}: {error.message}; name its own with --policy"

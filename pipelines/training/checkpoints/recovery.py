@@ -160,7 +160,7 @@ class Recovery:
             lineage, tensors = self.publisher.lineage(version), self.publisher.load(version)
             log.warning("rollback to published bits, without moments", version=version, reason=error.message)
             return version, TrainerState(lineage=lineage), self.learner.restart_from(tensors)
-        checkpoint.check(self.learner.trainee)
+        checkpoint.check(self.learner.trainee.masters()[0], self.learner.trainee.identity)
         return version, checkpoint.state, lambda: self.learner.restore(checkpoint)
 
     def _find(self, version: int) -> Target | None:

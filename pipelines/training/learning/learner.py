@@ -287,7 +287,7 @@ class Learner:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Return to what `capture` saved. Raises WeightsRefused: see `Checkpoint.check`; nothing has changed."""
-        checkpoint.check(self.trainee)
+        checkpoint.check(self.trainee.masters()[0], self.trainee.identity)
         state = checkpoint.state
         tracker = in_range(tracker_from_json(state.tracker), self.settings)
         set_generators(state.random_state, self.trainee.device)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from contracts.memory.training import TrainingWay
     from pipelines.training.learning.device import Precision
     from pipelines.training.learning.lanes import Copy
-    from pipelines.training.learning.trainee import Trainee
     from pipelines.training.state import TrainerState
     from weights.tensors import Tensor
 
@@ -52,14 +51,14 @@ class Checkpoint:
     name: str = ""
     """The folder it was loaded from: its tensors are read from there when they are asked for."""
 
-    def check(self, trainee: Trainee) -> None:
-        """Check that it is one of what is trained there.
+    def check(self, trained: Mapping[str, torch.Tensor], identity: str) -> None:
+        """Check that it belongs to these masters and to the model with this identity.
 
         Raises WeightsRefused: one of both is an adapter, or both are, over the same base (`other_adapter`); it has another base policy
         (`other_model`); tensors are missing (`missing_tensor`), unknown (`unknown_tensor`) or of other shapes (`wrong_shape`).
         """
-        _check_origin(self.state.model, trainee.identity)
-        weights, moments, trained = self.weights, self.optimizer, trainee.masters()[0]
+        _check_origin(self.state.model, identity)
+        weights, moments = self.weights, self.optimizer
         names = trained.keys()
         if missing := sorted(names - weights.keys()):
             raise WeightsRefused("missing_tensor", f"{len(missing)} tensors are missing, first {missing[0]}")

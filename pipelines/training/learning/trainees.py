@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import structlog
 import torch
 
 from contracts.memory.training import CARD_BYTES, HOST_BYTES, TrainingWay, require_card
-from engines.cards import read_shape
+from engines.cards import free_memory, read_shape
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.whole_model import WholeModel
@@ -45,7 +44,7 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
     if on.type == "cuda" and Path(base).is_dir():  # of a hub id nothing is here yet
         training = settings.model_dump() | {"precision": "bfloat16" if is_reduced else "float32"}
         held = sum(tensor.data.nbytes for tensor in (bits or {}).values())
-        free = torch.cuda.mem_get_info(on)[0], psutil.virtual_memory().available + held
+        free = torch.cuda.mem_get_info(on)[0], free_memory() + held
         way = way_now(read_shape(Path(base)), training, *free, device)
         log.info("what the trainer holds fits", way=way.says, **way._asdict())
     # Float32 weights may fit into host memory alone: the trainee brings them to the device. A base that never changes needs no more than

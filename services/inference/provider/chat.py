@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from contracts.errors import ProviderFailed
 from contracts.records import FinishReason
+from services.inference.bounds import MAX_CHOICES
 from services.inference.provider.dialect import Dialect, PassedRequest, Told, read_request, shaped, text_of
 from services.inference.requests import ChatRequest
 
@@ -20,7 +21,7 @@ class _SentChat(msgspec.Struct):
     messages: list[dict[str, Any]]
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
-    n: int | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     user: str | None = None
@@ -60,7 +61,7 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHOICES)] = 0
     message: _Message | None = None
     delta: _Message | None = None
     finish_reason: str | None = None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from contracts.errors import MillraceError, ProviderFailed
+from contracts.errors import InvalidRequest, MillraceError, ProviderFailed
 from contracts.records import FinishReason
 from services.http import read_json
 from services.inference.bounds import check_metadata
@@ -21,6 +21,8 @@ LABELS = ("task", "session_id", "session_group", "join_key", "reference", MINIMU
 """Of the metadata, what only Millrace understands: a provider is not told."""
 DONE = b"[DONE]"
 _MOST = 2**31 - 1
+_CHARACTERS = 4
+"""Of a token, about."""
 _as_json = msgspec.json.Encoder().encode
 ShapeType = TypeVar("ShapeType", bound=msgspec.Struct)
 
@@ -98,6 +100,22 @@ class Told:
             choice.finish_reason = choice.finish_reason or reason
 
     @property
+    def num_spent(self) -> int:
+        """Tokens that a session's budget is charged. Without the provider's last count, as of clients that leave, about as many as the text has."""
+        if self.has_ended and self.completion_tokens is not None:
+            return self.completion_tokens
+        texts = [
+            text
+            for choice in self.choices.values()
+            for text in (
+                choice.text,
+                choice.reasoning,
+                *(call["function"]["arguments"] for call in choice.calls.values()),
+            )
+        ]
+        return max(self.completion_tokens or 0, sum(map(len, texts)) // _CHARACTERS)
+
+    @property
     def has_ended(self) -> bool:
         """True if it has choices, and each of them has ended."""
         return bool(self.choices) and all(choice.finish_reason for choice in self.choices.values())
@@ -145,6 +163,10 @@ def read_request(shape: type[ShapeType], body: bytes) -> tuple[ShapeType, dict[s
     check_metadata(
         {name: value for name, value in (getattr(read, "metadata", None) or {}).items() if value is not None}
     )
+    try:
+        msgspec.msgpack.encode(read)
+    except (OverflowError, RecursionError) as error:  # else the answer, once paid for, could not be logged
+        raise InvalidRequest("the body has a whole number of more than 64 bits, or too many levels") from error
     return read, fields
 
 

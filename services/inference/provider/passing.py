@@ -28,7 +28,7 @@ from fastapi import Request, Response
 from contracts.errors import MillraceError, ProviderFailed
 from contracts.records import FinishReason, Generation
 from runtime.replicas import SessionStore
-from services.http import CLIENT_LEFT, reply, reply_error
+from services.http import CLIENT_LEFT, off_loop, reply, reply_error
 from services.inference.endpoint import ClientPresence, CompletionStream, SentEvents
 from services.inference.provider.dialect import DONE, Told
 from services.inference.provider.records import PassedCall, records_of
@@ -57,7 +57,7 @@ class Passing:
     async def respond(self, call: PassedCall, client: Request) -> Response:
         """The provider's answer, once it is durable; of a stream its beginning. Raises ProviderFailed, ProviderSilent, SessionOver."""
         await self.budgets.reserve(call.caller.session)
-        answer = _PassedAnswer(self, call)
+        answer = PassedAnswer(self, call)
         presence = ClientPresence(client)
         response: Response | None = None
         try:
@@ -65,7 +65,7 @@ class Passing:
                 response = await answer.begin(presence)
             return response or Response(status_code=CLIENT_LEFT)
         except MillraceError as error:
-            _log.warning("the provider failed", reason=error.message, completion=call.completion_id)
+            _log.warning("the provider failed", reason=_reason(error), completion=call.completion_id)
             answer.abandon("error")
             raise
         finally:
@@ -88,12 +88,12 @@ class Passing:
             await self.kept.write({_name(call, ours): told.answer_id.encode()}, self.seconds)
 
 
-class _PassedAnswer:
-    """One answer, while it is passed on. Recorded once, whatever happens."""
+class PassedAnswer:
+    """One answer, while it is passed on. Recorded once, whatever happens. `told`: what the provider has said so far."""
 
     def __init__(self, passing: Passing, call: PassedCall) -> None:
         self._passing, self._call = passing, call
-        self._told = Told()
+        self.told = Told()
         self._open = AsyncExitStack()
         self._is_recorded = False
 
@@ -110,7 +110,9 @@ class _PassedAnswer:
         return await self._whole(await read_whole(sent))
 
     def abandon(self, reason: Literal["cancelled", "error"] = "cancelled") -> None:
-        """Close the connection, and record what was told and is not recorded yet."""
+        """Close the connection, and record and count what was told and is not recorded yet."""
+        if not self._is_recorded and self._call.caller.session is not None:
+            self._passing.budgets.spend_later(self._call.caller.session, self.told.num_spent)
         self._passing.recorder.record_later(self._left(self._records(reason)))
 
     async def _left(self, records: list[Generation]) -> list[Generation]:
@@ -122,30 +124,32 @@ class _PassedAnswer:
         if self._is_recorded:
             return []
         self._is_recorded = True
-        self._told.end(reason)
-        return records_of(self._call, self._told, self._passing.provider, time.time())
+        self.told.end(reason)
+        return records_of(self._call, self.told, self._passing.provider, time.time())
 
-    async def _record(self, reason: FinishReason = "stop") -> bool:
-        call, told, passing = self._call, self._told, self._passing
-        made = self._records(reason)
-        spending = passing.budgets.spend(call.caller.session, told.completion_tokens or 0)
+    async def record(self, reason: FinishReason = "stop") -> bool:
+        """Make what was told durable, count it, and keep what the next call needs. False if the log could not take it."""
+        call, told, passing = self._call, self.told, self._passing
+        spending = passing.budgets.spend(call.caller.session, told.num_spent)
         keeping = passing.keep(call, told) if call.terms.logged else asyncio.sleep(0)
-        return (await asyncio.gather(passing.recorder.record(made), spending, keeping))[0]
+        recording = passing.recorder.record(self._records(reason))
+        # The records are made once. A client that leaves now ends the wait for them, and not the work.
+        return (await asyncio.shield(asyncio.gather(recording, spending, keeping)))[0]
 
     async def _whole(self, body: bytes) -> Response:
-        call, told = self._call, self._told
-        content = _object(body)
+        call, told = self._call, self.told
+        content = await off_loop(_object, body)
         call.dialect.hear(content, told)
         if not told.choices:
             raise ProviderFailed("the provider's answer has no choice")
-        logged = await self._record()
+        logged = await self.record()
         lost = {} if logged else {"x-millrace-logged": "false"}
         shown = call.dialect.named(content, call.completion_id, call.beside)
         return reply(shown, headers={"x-request-id": call.completion_id, **lost})
 
     async def _events(self, sent: httpx.Response) -> AsyncIterator[SentEvents]:
         """The events as the provider sends them. The last one is sent when the answer is durable."""
-        call, told = self._call, self._told
+        call, told = self._call, self.told
         held, last = b"", dict[str, Any]()
         try:
             events = events_of(sent)
@@ -156,7 +160,7 @@ class _PassedAnswer:
                 if event.data == DONE:
                     held = b"data: [DONE]\n\n"
                     break
-                content = _object(event.data)
+                content = await off_loop(_object, event.data)
                 is_last = call.dialect.hear(content, told)
                 shown = self._shown(content)
                 if is_last:
@@ -167,13 +171,13 @@ class _PassedAnswer:
             if not told.has_ended:
                 raise ProviderFailed("the provider's stream ended before its answer")
         except MillraceError as error:
-            _log.warning("a stream of the provider failed", reason=error.message, completion=call.completion_id)
-            await self._record("error")
+            _log.warning("a stream of the provider failed", reason=_reason(error), completion=call.completion_id)
+            await self.record("error")
             its_own = error.facts.get("sent")
             content = its_own if isinstance(its_own, dict) else call.dialect.failure(error)
             yield SentEvents(call.dialect.event(content), last=True)
             return
-        logged, _ = await asyncio.gather(self._record(), _drained(events))
+        logged, _ = await asyncio.gather(self.record(), _drained(events))
         if not logged:
             mark = {"millrace": {"logged": False}}
             chunk = {"id": call.completion_id, "object": "chat.completion.chunk", "choices": [], **mark}
@@ -193,15 +197,16 @@ class _PassedAnswer:
         """A status of the provider's that is no answer, as it sent it. Our key is not the caller's business."""
         body, status = await read_whole(sent), sent.status_code
         headers = {name: sent.headers[name] for name in _RETRY_HEADERS if name in sent.headers}
-        _log.warning("the provider refused", status=status, reason=body[:300].decode(errors="replace"))
+        try:
+            content = _object(body)
+        except ProviderFailed:
+            content = {}
+        kind = _kind_of(content)
+        _log.warning("the provider refused", status=status, kind=kind, completion=self._call.completion_id)
         if status == _UNAUTHORIZED:
             named = self._passing.provider.key_from
             raise ProviderFailed(f"the provider does not take the key of {named}; its operator has to set another one")
-        try:
-            is_shaped = "error" in _object(body)
-        except ProviderFailed:
-            is_shaped = False
-        if is_shaped:
+        if "error" in content:
             return Response(body, status, headers, media_type="application/json")
         error = ProviderFailed(f"the provider says {status}: {body[:300].decode(errors='replace')}")
         error.headers = headers
@@ -217,6 +222,17 @@ def _object(body: bytes) -> dict[str, Any]:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProviderFailed(f"the provider's answer is not a JSON object: {error}") from error
+
+
+def _kind_of(content: dict[str, Any]) -> str:
+    """The type and code of an error, for logs: its message may quote a prompt or the key."""
+    error = content.get("error")
+    return " ".join(str(error.get(name))[:64] for name in ("type", "code")) if isinstance(error, dict) else ""
+
+
+def _reason(error: MillraceError) -> str:
+    sent = error.facts.get("sent")
+    return f"it sent an error: {_kind_of(sent)}" if isinstance(sent, dict) else error.message
 
 
 async def _drained(events: AsyncIterator[Any]) -> None:

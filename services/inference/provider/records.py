@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from contracts.assignments import LIVE
 from contracts.draws import is_asked
 from contracts.keys import Caller
-from contracts.record_checks import MAX_ID
+from contracts.record_checks import MAX_ID, MAX_INT32
 from contracts.records import Attempt, Generation, GenerationBody, Provided, pack_body
 from contracts.sampling import Sampling
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
@@ -40,11 +40,12 @@ class PassedCall(NamedTuple):
         return rule.probability if rule is not None and terms.purpose == "user" and terms.logged else 0.0
 
     @property
-    def beside(self) -> dict[str, bool]:
-        """What replies say beside the provider's fields."""
+    def beside(self) -> dict[str, Any]:
+        """What replies say beside the provider's fields, and in place of its own id of the response before."""
+        before = {} if self.sent.previous is None else {"previous_response_id": self.sent.previous}
         if self.terms.task.asking is None:
-            return {}
-        return {"ask_feedback": is_asked(self.completion_id, self.ask_probability)}
+            return before
+        return {**before, "ask_feedback": is_asked(self.completion_id, self.ask_probability)}
 
 
 def records_of(call: PassedCall, told: Told, provider: ProviderSettings, finished_at: float) -> list[Generation]:
@@ -102,7 +103,7 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
         sampling=Sampling(
             temperature=1.0 if heat is None else heat,
             top_p=1.0 if top_p is None else top_p,
-            max_tokens=request.longest or 0,
+            max_tokens=min(max(request.longest or 0, 0), MAX_INT32),  # some providers take -1: no limit
         ),
         finish_reason=reason,
         created_at=call.created_at,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import NamedTuple
 
 import httpx
@@ -20,6 +21,8 @@ from services.provider import ProviderSettings
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 600.0
 _MOST_BYTES = 16 * 2**20
 """Of a whole answer, or of one line of a stream."""
+_MOST_STREAMED = 256 * 2**20
+"""Of a whole stream: some hundred bytes around each token of the longest answers."""
 _MOST_CONNECTIONS = 1024
 
 
@@ -39,6 +42,7 @@ class ProviderClient:
             timeout=httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS // 8),
             headers={"user-agent": "millrace"},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # or one caller's would be sent for the others
         )
 
     @asynccontextmanager
@@ -47,7 +51,8 @@ class ProviderClient:
         headers = {"content-type": "application/json"}
         headers |= dialect.credentials(self._key) if self._key else {}
         headers |= {name: given[name] for name in dialect.headers if name in given}
-        asked = self._client.build_request("POST", self._provider.url + dialect.path, content=body, headers=headers)
+        encoded = httpx.Headers(headers, encoding="latin-1")
+        asked = self._client.build_request("POST", self._provider.url + dialect.path, content=body, headers=encoded)
         with _named():
             response = await self._client.send(asked, stream=True)
         try:
@@ -73,9 +78,12 @@ async def read_whole(response: httpx.Response) -> bytes:
 
 async def events_of(response: httpx.Response) -> AsyncIterator[ProviderEvent]:
     """The events of a stream. Names of events stand in their data too, so they are left out. Raises like `read_whole`."""
-    lines, data = Lines(_MOST_BYTES), list[bytes]()
+    lines, data, num_bytes = Lines(_MOST_BYTES), list[bytes](), 0
     with _named():
         async for part in response.aiter_bytes():
+            num_bytes += len(part)
+            if num_bytes > _MOST_STREAMED:
+                raise ProviderFailed(f"the provider's stream has more than {_MOST_STREAMED} bytes")
             for ended in lines.split(part):
                 line = ended.rstrip(b"\r")
                 if line.startswith(b"data:"):

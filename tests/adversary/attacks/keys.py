@@ -55,13 +55,15 @@ def attacks() -> list[Attack]:
     """See `attack.py`."""
     return [
         Attack(
-            "every route, with every single scope, none, and expired, revoked and unknown keys", _run(cross_scopes), 12
+            "every route, with every single scope, none, and expired, revoked and unknown keys",
+            attempt(cross_scopes),
+            12,
         ),
-        Attack("another tenant's numbers and words, on every route that reads", _run(read_of_others), 15),
-        Attack("another tenant's signal, shown and taken back", _run(take_back_of_others), 2),
-        Attack("an app that speaks as judge, code or operator, alone and in a batch", _run(speak_as_others), 6),
-        Attack("an app that says its requests are no user's", _run(other_purposes), 3),
-        Attack("a revoked key, two seconds later: app, session and open stream", _run(after_the_end), 4),
+        Attack("another tenant's numbers and words, on every route that reads", attempt(read_of_others), 15),
+        Attack("another tenant's signal, shown and taken back", attempt(take_back_of_others), 2),
+        Attack("an app that speaks as judge, code or operator, alone and in a batch", attempt(speak_as_others), 6),
+        Attack("an app that says its requests are no user's", attempt(other_purposes), 3),
+        Attack("a revoked key, two seconds later: app, session and open stream", attempt(after_the_end), 4),
     ]
 
 
@@ -173,7 +175,9 @@ async def after_the_end(world: TenantsWorld) -> list[str]:
     return found
 
 
-def _run(tried: Callable[[TenantsWorld], Coroutine[Any, Any, list[str]]]) -> Callable[[], str | None]:
+def attempt(tried: Callable[[TenantsWorld], Coroutine[Any, Any, list[str]]]) -> Callable[[], str | None]:
+    """Try it in a world of its own."""
+
     async def in_world() -> list[str]:
         async with a_world() as world:
             return await tried(world)

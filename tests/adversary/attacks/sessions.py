@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import msgspec
@@ -12,7 +12,7 @@ from contracts.ids import response_id_of
 from services.http import scopes_of
 from services.inference.sessions.routes import PREFIX
 from tests.adversary.attacks.attack import Attack
-from tests.adversary.attacks.keys import LONGEST_SECONDS, OPEN
+from tests.adversary.attacks.keys import LONGEST_SECONDS, OPEN, attempt
 from tests.worlds.asgi import AsgiAnswer, ask
 from tests.worlds.tenants import (
     POLICY,
@@ -21,7 +21,6 @@ from tests.worlds.tenants import (
     WORDS,
     Route,
     TenantsWorld,
-    a_world,
     routes_of,
     target_of,
 )
@@ -59,9 +58,9 @@ _ENDED = b'"session_over"'
 def attacks() -> list[Attack]:
     """See `attack.py`."""
     return [
-        Attack("every route, with the key or at the URL of a session, one that was ended, one that expired", _run(every_route), 90),
-        Attack("a response of another session, of an app, of another tenant: shown, deleted, gone on from", _run(others_responses), 30),
-        Attack("the key of a session, two seconds after its end", _run(after_its_end)),
+        Attack("every route, with the key or at the URL of a session, one that was ended, one that expired", attempt(every_route), 90),
+        Attack("a response of another session, of an app, of another tenant: shown, deleted, gone on from", attempt(others_responses), 30),
+        Attack("the key of a session, two seconds after its end", attempt(after_its_end)),
     ]  # fmt: skip
 
 
@@ -171,11 +170,3 @@ async def _reads(world: TenantsWorld, key: str, completion_id: str) -> dict[str,
 def _without_id(answer: AsgiAnswer, completion_id: str) -> Any:
     uuid = completion_id.partition("-")[2]
     return msgspec.json.decode(answer.body.replace(uuid.encode(), b"ID"))
-
-
-def _run(tried: Callable[[TenantsWorld], Coroutine[Any, Any, list[str]]]) -> Callable[[], str | None]:
-    async def in_world() -> list[str]:
-        async with a_world() as world:
-            return await tried(world)
-
-    return lambda: "; ".join(asyncio.run(in_world())) or None

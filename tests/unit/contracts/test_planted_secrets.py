@@ -11,6 +11,9 @@ AWS = "AKIA" + "IOSFODNN7EXAMPLX"
     ("text", "kind"),
     [
         (f"use {AWS} please", "AWS Access Key"),
+        ("it is sk-" + "ant-api03-" + "Ab3d_f9hIjK1mNoPqRsT", "Anthropic API Key"),
+        ("AIza" + "Sy" * 17 + "x", "Google API Key"),
+        ("hf_" + "aBcDeF" * 6, "Hugging Face Token"),
         ("token: " + "ghp_" + "a1B2c3D4e5F6g7H8i9J0a1B2c3D4e5F6g7H8", "GitHub Token"),
         ("-----BEGIN RSA PRIVATE KEY-----", "Private Key"),
         ('password = "hunter2hunter2"', "Secret Keyword"),

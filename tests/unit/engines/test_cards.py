@@ -12,11 +12,19 @@ import torch
 from commands.room import fit_table
 from contracts.errors import InvalidSettings
 from contracts.memory.training import USUAL, require_card
-from engines.cards import card_of, read_shape
+from engines.cards import card_of, free_memory, memory_limits, read_shape
 from policy.adapter import Adapter, all_linear, linear_layers
 from tests.command_line import run_here
 from tests.models import build_model, tiny_model
 from weights.adapters import AdapterConfig
+
+
+def test_the_containers_limit_bounds_the_memory_that_is_left(tmp_path: Path) -> None:
+    for name, text in (("v2", "max\n"), ("v1", "5000000000\n")):
+        (tmp_path / name).write_text(text)
+    assert list(memory_limits(tmp_path / name for name in ("v2", "v1", "none"))) == [5_000_000_000]
+    assert free_memory([10**6]) < 0, "this process has more"
+    assert 10**6 < free_memory([]) == pytest.approx(free_memory([2**62]), rel=0.5)
 
 
 def write_headers(folder: Path, **config: object) -> Path:

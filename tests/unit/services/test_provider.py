@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from contracts.errors import InvalidSettings
-from runtime.settings import make_section
-from services.provider import ProviderSettings, chosen
+from runtime.settings import make_section, write_settings
+from services.provider import ProviderSettings, chosen, load_provider
+from tests.unit.services.serving import make_home
 
 
 def test_known_providers_have_a_url_a_key_and_dialects_of_their_own() -> None:
@@ -31,7 +34,15 @@ def test_a_known_provider_answers_nobody_without_a_key(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "url", ["api.example.com/v1", "https://user:secret@example.com/v1", "ftp://example.com", "https://x/v1?key=1"]
+    "url",
+    [
+        "api.example.com/v1",
+        "https://user:secret@example.com/v1",
+        "ftp://example.com",
+        "https://x/v1?key=1",
+        "https:///v1",
+        "https://a b/v1",
+    ],
 )
 def test_a_url_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
     with pytest.raises(InvalidSettings, match="url"):
@@ -44,3 +55,18 @@ def test_a_cost_needs_prices_and_counts() -> None:
     assert priced.cost_of(None, 3) is None
     assert ProviderSettings(input_price=2.0).cost_of(1, 1) is None
     assert not priced.may_train
+
+
+@pytest.mark.parametrize("key", ["sk-1\n", "sk 1", "sk\N{EN DASH}1", "sk-\x01"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("MILLRACE_PROVIDER_KEY", key)
+    with pytest.raises(InvalidSettings, match="MILLRACE_PROVIDER_KEY is no key") as raised:
+        _ = ProviderSettings.model_validate(chosen("http://127.0.0.1:1", "m")).key
+    assert key not in raised.value.message
+
+
+def test_a_home_with_neither_a_policy_nor_a_provider_says_so(tmp_path: Path) -> None:
+    settings = make_home(tmp_path).model_copy(update={"base": ""})
+    write_settings(settings, {"provider": ProviderSettings(url="http://127.0.0.1:1")})
+    with pytest.raises(InvalidSettings, match="nothing answers here"):
+        load_provider(settings)

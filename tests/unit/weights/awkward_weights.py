@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from weights.tensors import Tensor, Tensors, write_safetensors
+from weights.tensors import Tensor, Tensors
 
 MINUS_ZERO, INFINITY, NAN, SUBNORMAL = 0x8000, 0x7F80, 0x7FA5, 0x0001
 
@@ -34,18 +33,3 @@ def version(number: int) -> Tensors:
         "layer.0.norm": tensor("BF16", bf16(3, 32)),
         "layer.0.query": tensor("BF16", query),
     }
-
-
-def same(left: Tensors, right: Tensors) -> bool:
-    return left.keys() == right.keys() and all(
-        left[name][:2] == right[name][:2] and np.array_equal(left[name].data, right[name].data) for name in left
-    )
-
-
-def make_checkpoint(folder: Path, tensors: Tensors) -> Path:
-    """What a server is started on."""
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "tokenizer.json").write_text("{}")
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder

@@ -18,7 +18,6 @@ from weights.tensors import Tensor, Tensors, words_of
 
 FOLDER = Path(__file__).parents[2] / "golden" / "weights"
 LAST = 4
-FACTORS_IN = 3
 FOLDED_FROM = 1
 
 Numbers = npt.NDArray[Any]

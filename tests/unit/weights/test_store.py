@@ -30,11 +30,12 @@ def store(tmp_path: Path) -> WeightStore:
 class Fuse:
     """Stops the process's work before the n-th change it makes to the file system."""
 
-    left: float = math.inf
+    _never = math.inf  # when the interpreter ends, modules go before hooks
+    left: float = _never
     _changes = frozenset({"open", "os.mkdir", "os.rename", "os.utime"})
 
     def __call__(self, event: str, _arguments: tuple[object, ...]) -> None:
-        if self.left is not math.inf and event in self._changes:
+        if self.left is not self._never and event in self._changes:
             self.left -= 1
             if self.left < 0:
                 raise Crash

@@ -11,6 +11,7 @@ from commands.home import prepare_home
 from contracts.topics import GENERATIONS
 from examples.demo.command import PRODUCT
 from runtime.settings import Settings
+from services.provider import ProviderSettings
 from tests.command_line import Ran, run_here
 from tests.fakes import everything
 
@@ -58,6 +59,15 @@ def test_a_dry_run_an_import_a_second_one_and_its_end(settings: Settings, tmp_pa
     assert "was taken back already" in run(settings, "undo", import_id).stdout
     again = run(settings, str(export), "--from", "jsonl")
     assert again.stdout.split()[-1] != import_id
+
+
+def test_a_home_whose_answers_a_provider_gives_takes_an_import(tmp_path: Path) -> None:
+    front = ProviderSettings(url="http://127.0.0.1:1/v1", model="gpt-x", key_from="NONE")
+    settings = Settings(home=tmp_path / "home", run="r", policy="gpt-x", base="", tasks=(PRODUCT / "task.toml",))
+    prepare_home(settings, {"provider": front})
+    (tmp_path / "export.jsonl").write_text(json.dumps(ROW | {"edit": '{"party": 3}'}))
+    assert run(settings, str(tmp_path / "export.jsonl"), "--from", "jsonl").returncode == 0
+    assert num_logged(settings) == 1
 
 
 def test_what_cannot_be_meant_is_refused_by_name(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -72,11 +73,34 @@ def test_the_trainers_answers_are_signed_for_one_policy_and_one_version(tmp_path
     path = tmp_path / "store" / POLICY / "probes" / f"{ROOT}.json"
     path.with_name(f"{'b' * 64}.json").write_bytes(path.read_bytes())
     path.write_bytes((tmp_path / "store" / "other" / "probes" / path.name).read_bytes())
+    junk: list[str] = []
+    store.on_junk = lambda _place, reason: junk.append(reason.code)
     for root, trusted, code in (
         (ROOT, OURS, "bad_signature"),
         (ROOT, OTHER, "unknown_key"),
         ("b" * 64, OURS, "corrupt_probe"),
     ):
-        with pytest.raises(WeightsRefused) as refused:
-            read_probe(store, POLICY, root, keyring(trusted))
-        assert refused.value.code == code
+        assert read_probe(store, POLICY, root, keyring(trusted)) is None, "a version is believed for its manifest"
+        assert junk.pop() == code
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float8"},
+        {"adapted": [*scores(-2.0)[:-1], {}]},
+        {"prompts": [*probe_prompts(50)[:-1], []]},
+        {"base": []},
+    ],
+)
+def test_answers_that_nobody_can_compare_with_are_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    store = Folder(tmp_path / "store").open(None)
+    write_probe(store, POLICY, msgspec.structs.replace(answers(), **change), OURS)
+    junk: list[str] = []
+    store.on_junk = lambda _place, reason: junk.append(reason.code)
+    assert read_probe(store, POLICY, ROOT, keyring(OURS)) is None
+    assert junk == ["corrupt_probe"]
+    path = tmp_path / "store" / POLICY / "probes" / f"{ROOT}.json"
+    path.write_bytes(b" " * 2**17)
+    assert read_probe(store, POLICY, ROOT, keyring(OURS)) is None
+    assert len(junk) == 2, "too large to be read"

@@ -13,6 +13,7 @@ from engines.following.process import HostCopy
 from engines.vllm.follow import ServerProcess
 from engines.vllm.launch import has_experts, make_plug_in, serve_command, serve_environment
 from engines.vllm.settings import VllmSettings
+from tests.unit.services.serving import wait_until
 from tests.unit.weights.awkward_weights import version
 from weights.codec.history import History
 from weights.publish import publish_version
@@ -31,6 +32,8 @@ def test_a_server_outlives_the_object_and_is_found_again(tmp_path: Path) -> None
     first = server_in(tmp_path / "a")
     assert first.address is None
     first.start()
+    # A process that has only just begun shows no environment yet.
+    wait_until(lambda: "up" in (tmp_path / "a" / "server.log").read_text())
     again = server_in(tmp_path / "a")
     assert again.address == first.address
     assert (tmp_path / "a" / "lease").exists()

@@ -148,7 +148,7 @@ def test_an_imported_answer_is_found_and_shown_as_such(open_client: Any, small: 
     page = client.get("/generations?purpose=imported").text
     assert re.findall(r'class="hit" href="/generations/([^/]+)/0"', page) == [key_of(30)]
     page = client.get(f"/generations/{key_of(30)}/0").text
-    assert "gpt-5 <small>of langfuse, import ab12</small>" in page
+    assert "gpt-5 <small>of langfuse; import ab12</small>" in page
     assert "Engine" not in page
 
 

@@ -171,7 +171,9 @@ def test_a_response_comes_back_with_our_id_and_is_logged(fronted: Fronted, strea
 def test_a_response_goes_on_from_the_providers_own_id_of_the_last_one(fronted: Fronted) -> None:
     fronted.provider.answer = RESPONSE
     first = fronted.client.responses.create(model=MODEL, input="four")
-    fronted.client.responses.create(model=MODEL, input="and five?", previous_response_id=first.id)
+    fronted.provider.answer = {**RESPONSE, "previous_response_id": "resp_theirs"}
+    second = fronted.client.responses.create(model=MODEL, input="and five?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
     assert fronted.sent["previous_response_id"] == "resp_theirs"
     fronted.client.responses.create(model=MODEL, input="and six?", previous_response_id="resp_of_before")
     assert fronted.sent["previous_response_id"] == "resp_of_before"
