@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from contracts.records import Signal, Streams
 from contracts.tasks import Task
 from contracts.tasks.learning import LearningRule
+from contracts.tasks.planted_secrets import find_secret
 from rewards.episode import UnpackedEpisode
 from rewards.rubric import WeightedVerdict
 
@@ -56,4 +57,6 @@ def why_unlearnable(item: UnpackedEpisode, edit: str) -> str:
         return "edit_of_reasoning"
     if not edit.strip():
         return "empty_edit"
+    if find_secret(edit):
+        return "edit_with_secret"  # it would be learned word by word
     return "edit_equals_answer" if edit == item.body.text else ""

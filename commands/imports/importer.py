@@ -34,7 +34,7 @@ from commands.imports.repository import Links
 from commands.imports.rows import ImportedRow, ImportedScore, Refused
 from commands.imports.tally import ImportTally
 from contracts.event_log import EventLog, Message
-from pipelines.episodes.curation.content import find_secret
+from contracts.tasks.planted_secrets import find_secret
 from runtime.database import Database
 
 BATCH = 1000

@@ -29,7 +29,8 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import Conflict, InvalidSettings
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.sentinels import sentinels_of_home
-from runtime.settings import Section, Settings, load_section, load_settings, write_settings
+from runtime.settings import Section, Settings, completed, load_section, load_settings, write_settings
+from runtime.settings_file import settings_file
 from weights.files import write_durably
 from weights.stores.opening import open_weight_store
 
@@ -55,12 +56,14 @@ def learn(
     """Warm start: train the base policy on edits, accepted answers, pairs and thumbs of the log, as version 1.
 
     Stop Millrace in this home first; --dry-run may run beside it. A log of a provider's answers needs --policy and --to.
+    Imported answers are learned without may_train: whoever imported them answers for the terms of whoever wrote them.
     """
     source = load_settings(home)
     base = _base_of(source, policy, to, from_log=from_log)
     training = load_section(home, "training", TrainingSettings)
     if adapter is not None:
-        training = training.model_copy(update={"adapter": AdapterSettings(rank=adapter)})
+        chosen = TrainingSettings(adapter=AdapterSettings(rank=adapter))
+        training = completed(home, {"training": chosen})["training"]
     start = parse_since(since, time.time()) if since else 0.0
     lessons = lessons_of(source, base, training, start, has_own_tokens=not policy)
     for line in table_of(lessons):
@@ -76,6 +79,8 @@ def learn(
             require_untrained(source)
             ready = _prepared(source, {}, training)
         else:
+            if settings_file(to).exists():
+                require_untrained(load_settings(to))
             release = check_gate(source.tasks, to, sentinels_of_home(home))
             made = make_settings(
                 to,
@@ -86,6 +91,7 @@ def learn(
                 web_port=source.web_port,
             )
             ready = _prepared(made, {"training": training, "release": release}, training)
+            training = load_section(to, "training", TrainingSettings)  # a home that was there has settings of its own
         _train(ready.settings, training, lessons, records_fates=to is None)
     if to is not None:
         print_keys_of(ready)
@@ -111,6 +117,8 @@ def require_untrained(settings: Settings) -> None:
 def _base_of(source: Settings, policy: str, to: Path | None, *, from_log: bool) -> Path:
     if not from_log:
         raise InvalidSettings("learn needs --from-log: there is nothing else to learn from")
+    if to is not None and to.resolve() == source.home:
+        raise InvalidSettings("--to is the home with the log: leave it out, or name a new folder")
     if policy and to is None:
         raise InvalidSettings("--policy needs --to: a home that exists learns from its own version 0")
     if not policy and not source.base:

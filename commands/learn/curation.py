@@ -14,10 +14,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from commands.learn.people import distrusted
-from commands.learn.selection import Remark, texts_in
+from commands.learn.selection import Remark, texts_in, with_pairs
 from contracts.clusters import Clusters, words_of
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
+from contracts.tasks.planted_secrets import find_secret
 from pipelines.episodes.curation import content
 from pipelines.episodes.curation.curator import PromptFeatures, PromptWindow, digest_of, hash_of
 
@@ -56,10 +57,13 @@ def curate(
         set[tuple[object, ...]](),
         dict[tuple[str, str], str | None](),
     )
-    for remark in remarks:
+    left_out.update(gone[remark.record.key] for remark in remarks if remark.record.key in gone)
+    # Before answers become pairs: a pair holds the text of two.
+    present = with_pairs((remark for remark in remarks if remark.record.key not in gone), left_out)
+    for remark in sorted(present, key=lambda item: item.record.created_at):
         name, words = remark.record.task, words_of(remark.body.messages)
         lesson = (remark.prompt, remark.kind, hash_of(remark.chosen), remark.is_good, remark.person)
-        reason = gone.get(remark.record.key) or ("sentinel" if hash_of(words) in sentinels else None)
+        reason = "sentinel" if hash_of(words) in sentinels else None
         reason = reason or _refusal(remark, words, rules[name]) or ("duplicate" if lesson in said else None)
         if reason is None and name in windows:
             # All that was said about one completion shares its prompt.
@@ -84,7 +88,8 @@ def is_held_out(remark: Remark) -> bool:
 
 def _refusal(remark: Remark, words: str, rule: CurationRule) -> str | None:
     texts = [remark.chosen, *([] if remark.rejected is None else [remark.rejected])]
-    everything = [*texts_in([remark.body.messages, remark.body.tool_calls]), *texts]
+    everything = [*texts_in([remark.body.messages, remark.body.tools, remark.body.tool_calls]), *texts]
+    everything += [remark.body.reasoning] if remark.body.reasoning else []
     is_edit = remark.kind == "edit" and remark.rejected is not None
     rules: tuple[tuple[str, Callable[[], object]], ...] = (
         ("empty", lambda: not remark.chosen.strip() and not remark.body.tool_calls),
@@ -100,7 +105,7 @@ def _refusal(remark: Remark, words: str, rule: CurationRule) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _has_secret(text: str) -> bool:
-    return content.find_secret(text) is not None
+    return find_secret(text) is not None
 
 
 def _features(remark: Remark, words: str, rule: CurationRule, clusters: Clusters) -> PromptFeatures:

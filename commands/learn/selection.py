@@ -1,6 +1,6 @@
 """What the log says about answers, in text: edits, accepted answers, better and worse answers to one prompt, lone thumbs.
 
-In: generations, signals and rewards, partition by partition: what is about one answer is in one partition. Out: a `Remark` for each thing that
+In: generations, signals, rewards and outcomes, partition by partition: what is about one answer is in one partition. Out: a `Remark` for each thing that
 an answer can teach. In memory: the signals of one partition, and the newest `MOST_REMARKS` remarks.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog, is_damaged
-from contracts.records import Experience, Generation, GenerationBody, Record, Signal, decode
+from contracts.ledger import UNDONE
+from contracts.records import Experience, Generation, GenerationBody, Outcome, Record, Signal, decode
 from contracts.tasks import Task
-from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
+from contracts.topics import EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.curation.curator import hash_of
 from rewards.streams import edit_in
 
@@ -51,6 +52,8 @@ class Remark:
     """Who said it; empty: nobody knows."""
     revision: int = 0
     """Of the newest reward of the answer; 0: it has none."""
+    weight: float = 1.0
+    """How much of whoever decided that reward is believed, in [0, 1]."""
 
     @property
     def prompt(self) -> bytes:
@@ -67,6 +70,12 @@ class Heard:
     revision: int = 0
     """Of the newest reward."""
     reward: float | None = None
+    weight: float = 1.0
+    """Of that reward."""
+    is_refused: bool = False
+    """True if it has a vote that does not count, so that there is no reward."""
+    is_undone: bool = False
+    """True if its import was taken back."""
 
     def hear(self, said: Signal) -> None:
         """Take a signal into account, or its retraction. Delivery is at least once."""
@@ -75,10 +84,15 @@ class Heard:
         else:
             self.signals[said.id] = said
 
-    def pay(self, scored: Experience) -> None:
-        """Take a reward into account; the newest revision counts."""
+    def pay(self, scored: Experience, signals: Collection[str]) -> None:
+        """Take a reward into account; the newest revision counts. `signals`: names of those of its task."""
         if scored.revision >= self.revision:
-            self.revision, self.reward = scored.revision, scored.reward
+            self.revision, self.reward, self.weight = scored.revision, scored.reward, scored.weight
+            has_vote = any(
+                score.name in signals and score.weight > 0 and score.value is not None for score in scored.scores
+            )
+            is_graded = all(score.status == "scored" for score in scored.scores)
+            self.is_refused = has_vote and is_graded and scored.status == "unlabelled"
 
 
 @dataclass
@@ -94,7 +108,7 @@ def select(log: EventLog, tasks: Mapping[str, Task], since: float, *, most: int 
     """Read the whole log once. `since`: UTC epoch seconds; answers before it are not looked at. Raises Unavailable, Damaged."""
     found, newest = Selection(), list[tuple[float, int, Remark]]()
     for partition in sorted(log.ends(GENERATIONS)):
-        heard = _heard(log, partition, found.left_out)
+        heard = _heard(log, partition, tasks, found.left_out)
         for key, value in _values(log, GENERATIONS, partition):
             found.num_answers += 1
             about = heard.pop(key, None)
@@ -113,11 +127,11 @@ def select(log: EventLog, tasks: Mapping[str, Task], since: float, *, most: int 
                     heapq.heappushpop(newest, item)
                     found.left_out["older_than_the_newest"] += 1
     found.left_out = +found.left_out
-    found.remarks = with_pairs([remark for *_, remark in sorted(newest, key=lambda item: item[:2])], found.left_out)
+    found.remarks = [remark for *_, remark in sorted(newest, key=lambda item: item[:2])]
     return found
 
 
-def _heard(log: EventLog, partition: int, left_out: Counter[str]) -> dict[str, Heard]:
+def _heard(log: EventLog, partition: int, tasks: Mapping[str, Task], left_out: Counter[str]) -> dict[str, Heard]:
     """By sample key."""
     heard: dict[str, Heard] = defaultdict(Heard)
     for key, value in _values(log, SIGNALS, partition):
@@ -125,7 +139,15 @@ def _heard(log: EventLog, partition: int, left_out: Counter[str]) -> dict[str, H
             heard[key].hear(said)
     for key, value in _values(log, EXPERIENCES, partition):
         if (scored := _decoded(Experience, value, left_out)) is not None:
-            heard[key].pay(scored)
+            task = tasks.get(scored.task)
+            heard[key].pay(scored, task.signals if task else ())
+    # The ledger may not know yet what was taken back.
+    for _, value in _values(log, OUTCOMES, partition):
+        told = _decoded(Outcome, value, left_out)
+        if told is not None and (told.state, told.reason) == ("quarantined", UNDONE):
+            for item in told.each():
+                if item.key in heard:
+                    heard[item.key].is_undone = True
     return heard
 
 
@@ -133,6 +155,12 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
     task = tasks.get(record.task)
     if record.purpose not in _LEARNED or task is None:
         left_out["unknown_task" if task is None else "purpose"] += 1
+        return
+    if about.is_undone:
+        left_out["quarantined"] += 1
+        return
+    if about.is_refused or about.weight <= 0:
+        left_out["not_believed"] += 1
         return
     # Of imported text nobody but the operator who imported it knows the terms: they are declared by importing it and learning from it.
     if record.provided is not None and not record.provided.may_train and record.purpose != "imported":
@@ -170,6 +198,7 @@ def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Tas
             rejected=body.text,
             person=person,
             revision=about.revision,
+            weight=about.weight,
         )
         return
     votes = [(signal, share) for signal in signals if (share := _share_of(signal, task)) is not None]
@@ -186,21 +215,24 @@ def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Tas
     is_good = share >= GOOD
     kind: Kind = "thumb" if is_thumb else "accepted" if is_good else "refused"
     yield Remark(
-        record=record, body=body, kind=kind, chosen=body.text, is_good=is_good, person=person, revision=about.revision
-    )
+        record=record, body=body, kind=kind, chosen=body.text, is_good=is_good, person=person, revision=about.revision,
+        weight=about.weight,
+    )  # fmt: skip
 
 
 def with_pairs(remarks: Iterable[Remark], left_out: Counter[str]) -> list[Remark]:
-    """A pair of each good and bad answer to one prompt. Their thumbs are not lone then; a refused answer alone teaches nothing."""
-    found, votes = list[Remark](), defaultdict[bytes, list[Remark]](list)
+    """A pair of each good and bad answer to one prompt of one tenant. Their thumbs are not lone then; a refused answer alone teaches nothing."""
+    found, votes = list[Remark](), defaultdict[tuple[str, bytes], list[Remark]](list)
     for remark in remarks:
-        (found if remark.kind == "edit" else votes[remark.prompt]).append(remark)
+        (found if remark.kind == "edit" else votes[remark.record.tenant, remark.prompt]).append(remark)
     for said in votes.values():
         good, bad = ([item for item in said if item.is_good is wanted] for wanted in (True, False))
         paired = [(one, other) for one, other in zip(good, bad, strict=False) if one.chosen != other.chosen]
         used = {id(item) for pair in paired for item in pair}
         for one, other in paired:
-            found.append(dataclasses.replace(one, kind="pair", rejected=other.chosen))
+            found.append(
+                dataclasses.replace(one, kind="pair", rejected=other.chosen, weight=min(one.weight, other.weight))
+            )
         for item in said:
             if item.kind == "accepted" or (item.kind == "thumb" and id(item) not in used):
                 found.append(item)

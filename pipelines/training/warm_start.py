@@ -98,11 +98,12 @@ def teach(trainer: Trainer, texts: Texts, keep: Callable[[], None] = lambda: Non
     best = epochs(learner, texts, before)
     if not best.num_steps:
         raise Conflict(
-            "the first epoch did not lower the held-out loss: nothing was written; try a lower [training] learning_rate"
+            "the first epoch did not lower the held-out loss, or every step was a spike: nothing was written; try a lower [training] learning_rate"
         )
+    learned = [sample for sample in texts.trained if sample.key in best.keys]
     if records_fates:
-        note_fates(trainer, texts.trained)
-    state.step, state.unpublished_samples = best.num_steps, len(texts.trained)
+        note_fates(trainer, learned)
+    state.step, state.unpublished_samples = best.num_steps, len(learned)
     keep()
     try:
         # These weights are no version yet, so a trainer that finds their checkpoint cuts one.
@@ -111,15 +112,16 @@ def teach(trainer: Trainer, texts: Texts, keep: Callable[[], None] = lambda: Non
         trainer.publish()
     finally:
         trainer.close()
-    return WarmStart(state.version, best.num_steps, len(texts.trained), best.num_epochs, before, best.loss)
+    return WarmStart(state.version, best.num_steps, len(learned), best.num_epochs, before, best.loss)
 
 
 class TrainedEpochs(NamedTuple):
-    """Where training ended. `loss`: of the held-out text under the weights that are left."""
+    """Where training ended. `loss`: of the held-out text under the weights that are left. `keys`: of the samples that they hold."""
 
     num_epochs: int
     num_steps: int
     loss: float
+    keys: frozenset[str] = frozenset()
 
 
 def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
@@ -129,10 +131,13 @@ def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
     shuffled, size = random.Random(SEED), learner.settings.batch_size  # noqa: S311 no secret
     for number in range(1, (MOST_EPOCHS if held_out else 1) + 1):
         shuffled.shuffle(order)
-        num_steps = found.num_steps
+        num_steps, keys = found.num_steps, set(found.keys)
         said_at = time.monotonic()
         for start in range(0, len(order), size):
-            num_steps += not learner.step([], [], {}, text=TextBatch.of(order[start : start + size])).skipped
+            part = order[start : start + size]
+            if not learner.step([], [], {}, text=TextBatch.of(part)).skipped:
+                num_steps += 1
+                keys |= {sample.key for sample in part}
             if time.monotonic() > said_at + _SAY_SECONDS:
                 said_at = time.monotonic()
                 print(f"epoch {number}: {start + size:,} of {len(order):,} samples", flush=True)  # noqa: T201 progress
@@ -141,7 +146,7 @@ def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
         if held_out and not loss < found.loss:
             break
         is_last = bool(held_out) and loss > found.loss * (1.0 - LEAST_GAIN)
-        found, kept = TrainedEpochs(number, num_steps, loss), _weights_of(learner)
+        found, kept = TrainedEpochs(number, num_steps, loss, frozenset(keys)), _weights_of(learner)
         if is_last:
             break
     # What was ordinary for text, and where it was going, says nothing about rewards.

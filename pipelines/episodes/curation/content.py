@@ -1,6 +1,6 @@
 """Checks of a single prompt: secrets, personal data, language, length, repetition. Pure: no network.
 
-Secrets are found by patterns. Of personal data a pattern proposes a candidate; a number with check digits (card, IBAN, Bitcoin address)
+Of personal data a pattern proposes a candidate; a number with check digits (card, IBAN, Bitcoin address)
 counts only if they are right, an address only if it can be parsed, a phone number only if the numbering plan of its region has it.
 """
 
@@ -9,33 +9,19 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
-from typing import Any
 
 import phonenumbers
-from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 from stdnum import bitcoin, iban, luhn
 from stdnum.us import ssn
 
 from contracts.tasks.curation import CurationRule, PersonalData
+from contracts.tasks.planted_secrets import find_secret
 
 _MAX_CHARACTERS = 100_000
 _WORD = re.compile(r"\w+")
 _RUN = 3
 _MAX_IDENTIFIED_CHARACTERS = 1_000
 UNKNOWN_LANGUAGE = "unknown"
-# High entropy alone matches every id and hash. IP addresses are personal data, which has its own rule.
-_TOO_EAGER = frozenset(("Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"))
-_MARKS = ("key", "pass", "pwd", "secret", "contrase", "authtoken", "xox", "eyj", "://")
-_ARTIFACTORY = re.compile(r"A(?:KC|P[\dA-F])")
-_KEYS = {
-    "Anthropic API Key": re.compile(r"\bsk-ant-[\w-]{20,}"),
-    "Google API Key": re.compile(r"\bAIza[\w-]{35}"),
-    "Hugging Face Token": re.compile(r"\bhf_[A-Za-z]{30,}"),
-}
-"""Of services that detect-secrets does not know."""
-_LONG_WORD = 16
-"""Every secret that a plug-in finds has such a word, one of these marks, or this beginning. Most lines of prose have none."""
 _PHONE_REGIONS = ("US", "GB", "DE", "FR", "IL", "IN", "CA", "BR")
 """Whose numbers are found without a country code; with one, those of all countries are."""
 _EMAIL = re.compile(r"[\w!#$%&'*+\-/=?^`{|}~.]+@\w+(?:-+\w+)*(?:\.\w+(?:-+\w+)*)*\.(?:[^\W\d_]{2,}|xn--[\w-]+)\b")
@@ -84,30 +70,6 @@ def refusal(rule: CurationRule, text: str, language: str) -> str | None:
         ("repetitive", lambda: rule.max_repetition < 1.0 and repetition(text) > rule.max_repetition),
     )
     return next((name for name, is_broken in rules if is_broken()), None)
-
-
-def find_secret(text: str) -> str | None:
-    """The kind of the first secret found, such as `AWS Access Key`; None if there is none."""
-    for line in text[:_MAX_CHARACTERS].splitlines():
-        for kind, plugin in _plugins() if _may_hold_secret(line) else ():
-            if any(plugin.analyze_string(line)):
-                return kind
-        for kind, pattern in _KEYS.items():
-            if pattern.search(line):
-                return kind
-    return None
-
-
-def _may_hold_secret(line: str) -> bool:
-    folded = line.lower()
-    has_mark = any(mark in folded for mark in _MARKS) or _ARTIFACTORY.search(line) is not None
-    return has_mark or max(map(len, line.split()), default=0) >= _LONG_WORD
-
-
-@cache
-def _plugins() -> tuple[tuple[str, Any], ...]:
-    kinds: dict[str, Any] = get_mapping_from_secret_type_to_class()
-    return tuple((kind, plugin()) for kind, plugin in sorted(kinds.items()) if kind not in _TOO_EAGER)
 
 
 def find_personal_data(text: str, entities: Iterable[PersonalData]) -> PersonalData | None:

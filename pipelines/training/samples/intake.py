@@ -94,7 +94,7 @@ class Intake:
         """
         key, revision = experience.key, experience.revision
         if experience.purpose == "imported":
-            return self._name_imported(experience)
+            return self._name_imported(record, experience, now)
         if experience.purpose != "user":
             return None
         held, fate = self._waiting.get(key), self.state.fates.get(key)
@@ -117,11 +117,16 @@ class Intake:
             self.state.unrewarded[key] = revision
         return None
 
-    def _name_imported(self, experience: Experience) -> Fate | None:
-        """Another model gave the answer: no step takes it, at whatever age, and no batch or baseline sees it."""
+    def _name_imported(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
+        """Another model gave the answer: no step takes it, at whatever age, and no batch or baseline sees it.
+
+        What was decided stays: a warm start may have learned its text, or a rollback may have taken that back for good.
+        """
         held = self.state.fates.get(experience.key)
         if not is_learnable(experience) or (held is not None and held.newest >= experience.revision):
             return None
+        if held is not None:
+            return self._later(record, experience, held, now)
         fate = self.state.fates[experience.key] = Fate(experience.revision, "off_support", "provider")
         return fate
 

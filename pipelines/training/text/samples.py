@@ -104,11 +104,11 @@ def token_weights(answer_ids: Sequence[int], edited_ids: Sequence[int]) -> tuple
 
     The token after something that was deleted was changed too: it is what the user wanted in that place.
     """
-    found = [1.0] * len(edited_ids)
-    for step in Levenshtein.opcodes(answer_ids, edited_ids):
+    found, steps = [1.0] * len(edited_ids), Levenshtein.opcodes(answer_ids, edited_ids)
+    for step in steps:
         if step.tag == "equal":
             found[step.dest_start : step.dest_end] = [KEPT] * (step.dest_end - step.dest_start)
-    for step in Levenshtein.opcodes(answer_ids, edited_ids):
+    for step in steps:
         if step.tag == "delete" and step.dest_start < len(found):
             found[step.dest_start] = 1.0
     return tuple(found)

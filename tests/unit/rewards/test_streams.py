@@ -54,6 +54,7 @@ def test_any_signal_may_carry_a_correction(database: Database) -> None:
     [
         (" \n", {}, None, "empty_edit"),
         (WRONG, {}, None, "edit_equals_answer"),
+        ("AKIA" + "IOSFODNN7EXAMPLE", {}, None, "edit_with_secret"),
         (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, None, "edit_of_tool_call"),
         (RIGHT, {"reasoning": "hm"}, None, "edit_of_reasoning"),
         (RIGHT, {}, Provided(origin="openai", may_train=True), "edit_of_provider"),

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from commands.learn.curation import curate, is_held_out
 from commands.learn.people import distrusted
@@ -23,6 +25,10 @@ def rules(**curation: Any) -> Task:
     return TASK.model_validate(TASK.model_dump() | {"curation": curation})
 
 
+def with_body(said: Remark, **changes: Any) -> Remark:
+    return dataclasses.replace(said, body=replace(said.body, **changes))
+
+
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
@@ -30,6 +36,8 @@ def rules(**curation: Any) -> Task:
         (remark("hello", f"aws_key = {AWS}", "hi"), "secret"),
         (remark("hello", "hi", f"the key {AWS}"), "secret"),
         (remark("hello", "hi ", "hi"), "edit_is_the_answer"),
+        (with_body(remark("hello", "hi"), tools=[{"function": {"name": "f", "description": f"key {AWS}"}}]), "secret"),
+        (with_body(remark("hello", "hi"), reasoning=f"they gave {AWS}"), "secret"),
         (remark("hello", "  ", "hi"), "empty"),
         (remark("hello", "caf\ufffd", "hi"), "garbled"),
         (remark("hello", "spam and eggs " * 20, "hi"), "repetitive_answer"),
@@ -58,6 +66,14 @@ def test_questions_of_the_gate_and_what_was_withdrawn_are_not_learned() -> None:
     found, left_out = kept(asked, erased, taken_back, good, sentinels={hash_of("PROMPT 0")}, gone=gone)
     assert found == [good]
     assert left_out == {"sentinel": 1, "erased": 1, "quarantined": 1}
+
+
+def test_no_pair_holds_an_answer_that_was_withdrawn() -> None:
+    good, bad, erased = remark("hello", "hi"), remark("hello", "no"), remark("hello", "bye")
+    bad, erased = (dataclasses.replace(item, kind="refused", is_good=False) for item in (bad, erased))
+    found, left_out = kept(good, erased, bad, gone={erased.record.key: "erased"})
+    assert [(item.kind, item.rejected) for item in found] == [("pair", "no"), ("accepted", None)]
+    assert left_out == {"erased": 1}
 
 
 def test_a_person_who_says_the_same_again_is_heard_once() -> None:

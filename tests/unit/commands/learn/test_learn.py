@@ -22,7 +22,7 @@ from examples.reservations.sentences import confused, requests
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.lease import Lease
 from runtime.log.outbox import message
-from runtime.settings import Settings, load_section, load_settings
+from runtime.settings import Settings, load_section, load_settings, write_settings
 from tests.command_line import run_here
 from tests.fakes import a_signal
 from tests.models import build_model
@@ -96,15 +96,18 @@ def test_a_home_learns_from_its_log_and_ships_version_1(home: Path, tmp_path: Pa
 def test_an_adapter_in_a_new_home_beside_the_one_with_the_log(home: Path, tmp_path: Path) -> None:
     to = tmp_path / "new"
     arguments = ["--policy", str(BASE), "--to", str(to), "--adapter", "4"]
+    make_home(to)
+    write_settings(load_settings(to), {"training": TrainingSettings(adapter=AdapterSettings(rank=2, alpha=16.0))})
     ran = run_here("learn", "--from-log", "--home", str(home), *arguments)
     assert ran.returncode == 0, ran.stderr
     settings = load_settings(to)
     training = load_section(to, "training", TrainingSettings)
     assert training.adapter is not None
-    assert training.adapter.rank == 4
+    assert (training.adapter.rank, training.adapter.alpha) == (4, 16.0)
     assert open_weight_store(settings).versions(POLICY) == [0, 1]
     ran = run_here("export", "1", "--home", str(to), "--to", str(tmp_path / "out"))
-    assert (tmp_path / "out" / "adapter_config.json").exists(), ran.stderr
+    made = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (made["r"], made["lora_alpha"]) == (4, 16.0)  # as the new home says
 
 
 def refused(home: Path, *arguments: str) -> str:
@@ -134,6 +137,7 @@ def test_what_cannot_be_learned_is_refused_by_name(tmp_path: Path) -> None:
     assert "it has no answers" in refused(settings.home)
     assert "needs --from-log" in run_here("learn", "--home", str(settings.home)).stderr
     assert "--policy needs --to" in refused(settings.home, "--policy", str(BASE))
+    assert "is the home with the log" in refused(settings.home, "--to", str(settings.home))
     fill(settings, 1)
     assert "the table says why" in refused(settings.home)
 

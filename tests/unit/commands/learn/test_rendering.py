@@ -76,6 +76,23 @@ def test_what_cannot_become_tokens_has_a_name(renderer: Renderer, said: Remark, 
         renderer.samples_of(said)
 
 
+def test_an_edit_of_reasoning_and_answer_is_not_learned_as_an_answer_without_reasoning(renderer: Renderer) -> None:
+    said = own(remark(ASKED, RIGHT, WRONG), prompt_ids=[5, 6], completion_ids=[7, END])
+    said = dataclasses.replace(said, body=replace(said.body, reasoning="hm"))
+    with pytest.raises(NotRendered, match="reasoning"):
+        renderer.samples_of(said)
+
+
+def test_equal_token_ids_are_one_object(renderer: Renderer) -> None:
+    said = [own(remark(ASKED, RIGHT), prompt_ids=[5, 40_000], completion_ids=[7, END]) for _ in range(2)]
+    first, second = (renderer.samples_of(each)[0].prompt_ids[1] for each in said)
+    assert first is second
+
+
+def test_what_is_half_believed_weighs_half(renderer: Renderer) -> None:
+    assert {item.weight for item in renderer.samples_of(remark(ASKED, RIGHT, WRONG, weight=0.5))} == {0.5}
+
+
 def test_the_text_of_a_call_is_not_learned_as_an_answer(renderer: Renderer) -> None:
     said = remark(ASKED, RIGHT)
     call = {"id": "c", "type": "function", "function": {"name": "book", "arguments": "{}"}}

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from commands.learn.selection import Selection, select
-from contracts.records import Experience, Generation, Provided, Record, Submitter
-from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
+from commands.learn.selection import Selection, select, with_pairs
+from contracts.records import Also, Experience, Generation, Outcome, Provided, Record, Score, Submitter
+from contracts.topics import EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
 from tests.fakes import a_signal
@@ -35,7 +36,9 @@ def reward(about: Generation, value: float, revision: int = 1) -> Experience:
 
 
 def found(log: LocalLog, since: float = 0.0, **bounds: Any) -> Selection:
-    return select(log, {"booking": TASK}, since, **bounds)
+    selection = select(log, {"booking": TASK}, since, **bounds)
+    selection.remarks = with_pairs(selection.remarks, selection.left_out)
+    return selection
 
 
 def test_each_kind_is_found_and_silence_teaches_nothing(log: LocalLog) -> None:
@@ -67,10 +70,12 @@ def test_each_kind_is_found_and_silence_teaches_nothing(log: LocalLog) -> None:
 
 def test_a_better_and_a_worse_answer_to_one_prompt_are_a_pair_and_their_thumbs_are_not_lone(log: LocalLog) -> None:
     good, bad = answered("same", "yes", choice=0), answered("Same ", "no")
-    say(log, GENERATIONS, good, bad)
-    say(log, SIGNALS, a_signal(good, "rated", "up"), a_signal(bad, "rated", "down"))
-    (pair,) = found(log).remarks
+    theirs = answered("same", "never", tenant="other")
+    say(log, GENERATIONS, theirs, good, bad)
+    say(log, SIGNALS, *(a_signal(each, "rated", "up" if each is good else "down") for each in (good, bad, theirs)))
+    lone, pair = sorted(found(log).remarks, key=lambda remark: remark.kind, reverse=True)
     assert (pair.kind, pair.chosen, pair.rejected) == ("pair", "yes", "no")
+    assert (lone.kind, lone.chosen) == ("thumb", "never")  # answers of two tenants make no pair
 
 
 def test_only_text_that_may_be_trained_on_is_read(log: LocalLog) -> None:
@@ -92,6 +97,48 @@ def test_what_was_taken_back_or_said_by_a_judge_is_no_edit(log: LocalLog) -> Non
     say(log, SIGNALS, said, a_signal(taken_back, "edited", "other", id=said.id, retracted=True))
     say(log, SIGNALS, a_signal(judged, "edited", "other", submitter=Submitter(id="j", kind="judge")))
     assert found(log).remarks == []
+
+
+def test_people_who_are_not_believed_teach_nothing_and_a_vote_counts_as_much_as_its_reward(log: LocalLog) -> None:
+    refused, no_weight, half, neutral = (answered(f"prompt {n}") for n in range(4))
+    say(log, GENERATIONS, refused, no_weight, half, neutral)
+    say(log, SIGNALS, *(a_signal(each, "edited", "other") for each in (refused, no_weight, half, neutral)))
+    missing = answered("prompt 4")
+    say(log, GENERATIONS, missing)
+    say(log, SIGNALS, a_signal(missing, "edited", "other"))
+    vote = Score(name="edited", grader="signal/edited/1", value=0.5)
+    unlabelled: dict[str, Any] = {"reward": None, "status": "unlabelled"}
+    say(log, EXPERIENCES, replace(reward(refused, 0.0), **unlabelled, scores=(vote,)))
+    say(log, EXPERIENCES, replace(reward(neutral, 0.0), **unlabelled, scores=(replace(vote, weight=0.0),)))
+    ungraded = Score(name="truth", grader="code/truth/1", value=None, status="unlabelled")
+    say(log, EXPERIENCES, replace(reward(missing, 0.0), **unlabelled, scores=(vote, ungraded)))
+    say(log, EXPERIENCES, replace(reward(no_weight, 0.5), weight=0.0), replace(reward(half, 0.5), weight=0.5))
+    selection = found(log)
+    assert {item.record.key: item.weight for item in selection.remarks} == {
+        half.key: 0.5,
+        neutral.key: 1.0,
+        missing.key: 1.0,
+    }
+    assert selection.left_out == {"not_believed": 2}
+
+
+def test_an_import_that_was_taken_back_is_not_learned_before_the_ledger_knows(log: LocalLog) -> None:
+    undone, also, kept = (answered(f"i {n}", purpose="imported", provided=Provided(origin="x")) for n in range(3))
+    say(log, GENERATIONS, undone, also, kept)
+    say(log, SIGNALS, *(a_signal(each) for each in (undone, also, kept)))
+    told: dict[str, Any] = {
+        "revision": 1,
+        "epoch": 0,
+        "state": "quarantined",
+        "reason": "import",
+        "writer": "episodes",
+        "at": 1.0,
+    }
+    log.append([message(OUTCOMES, undone.key, Outcome(key=undone.key, **told))])
+    log.append([message(OUTCOMES, also.key, Outcome(key=undone.key, also=(Also(also.key, 1, 0),), **told))])
+    selection = found(log)
+    assert [item.record.key for item in selection.remarks] == [kept.key]
+    assert selection.left_out == {"quarantined": 2}
 
 
 def test_since_and_the_bound_keep_the_newest(log: LocalLog) -> None:

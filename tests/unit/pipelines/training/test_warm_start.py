@@ -11,6 +11,7 @@ from contracts.errors import Conflict
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.text.samples import TextSample
 from pipelines.training.warm_start import Texts, epochs, loss_of, teach
+from tests.unit.pipelines.training.builders import remembering
 from tests.unit.pipelines.training.text.test_golden_trl_text import random_text
 from tests.unit.pipelines.training.world import CrashAt, CrashError, World, a_home, named, states, weights_of
 
@@ -39,6 +40,15 @@ def test_text_becomes_version_1_and_is_told_to_the_ledger(world: World) -> None:
     assert world.store.manifest("tiny", 1).num_samples == 8
     with pytest.raises(Conflict, match="was trained before"):
         teach(world.make(), TEXTS, records_fates=True)
+
+
+@quick
+def test_a_sample_whose_step_is_skipped_is_not_told_as_trained(world: World) -> None:
+    trainer = world.make()
+    remembering(trainer.learner, [(1e-9, 1.0)] * 12)  # so that any step is a spike, until the guard is used to them
+    found = teach(trainer, Texts(text(200, seed=1), []), records_fates=True)
+    assert 0 < found.num_samples < 200
+    assert states(world) == {("trained", "text"): found.num_samples}
 
 
 @quick

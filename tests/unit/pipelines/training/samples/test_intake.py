@@ -86,6 +86,15 @@ def test_an_imported_sample_of_any_age_is_named_and_never_waits() -> None:
     assert waiting(intake) == []
 
 
+@pytest.mark.parametrize("fate", [Fate(0, "trained", "text", version=1), Fate(1, "quarantined", "rollback")])
+def test_what_was_decided_about_an_imported_sample_outlasts_its_later_rewards(fate: Fate) -> None:
+    state = TrainerState()
+    state.fates["a"] = fate
+    told = Intake(state).offer(at(0), item("a", 2, purpose="imported"), 0.0)
+    assert told is not None
+    assert (told.state, told.reason, told.version, told.newest) == (fate.state, fate.reason, fate.version, 2)
+
+
 def test_a_fault_of_the_model_is_learned_from() -> None:
     intake = Intake(TrainerState())
     read(intake, (at(0), item("a", reward=0.0, fault="model")))
