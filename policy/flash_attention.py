@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 import torch
 
+from policy.off_device import onto
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
 
 log = structlog.get_logger()
 
@@ -67,7 +68,7 @@ def plan_of(ranges: Sequence[Range], device: torch.device | str) -> FlashPlan:
         (len(queries) - 1, _longest(queries), _longest(keys), *looking, *seen) for queries, keys, looking, seen in parts
     ]
     bounds = torch.tensor([bound for queries, keys, *_ in parts for bound in (*queries, *keys)], dtype=torch.int32)
-    return FlashPlan(bounds.to(device), torch.tensor(numbers, dtype=torch.int64).flatten())
+    return FlashPlan(onto(bounds, device), torch.tensor(numbers, dtype=torch.int64).flatten())
 
 
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -23,6 +23,12 @@ _PIECE_BYTES = 4 * 2**20
 Numbers = npt.NDArray[Any]
 
 
+def onto(values: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """A small tensor of the host on a device. From memory that is not pinned the host would wait for all that the GPU has to do before."""
+    is_gpu = torch.device(device).type == "cuda"
+    return values.pin_memory().to(device, non_blocking=True) if is_gpu else values.to(device)
+
+
 class Ferry:
     """Two buffers of `num_bytes`, made by `room` at the first use. `depart` notes what was asked of the GPU, and gives what waits for it."""
 

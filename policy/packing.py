@@ -26,6 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from policy.flash_attention import plan_of, problem_on
 from policy.grouped_attention import Node, NodeGroups, grouped, grouped_attention
 from policy.load import is_paged
+from policy.off_device import onto
 from policy.tree_attention import can_compute, tree_attention
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ LEAST_SHARED = 16
 """A shorter common prefix is computed by each row: sharing it would cost more."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: torch's compiler would trace every field of it, arrays of the host too
 class Packing:
     """Packed rows. `places[i]` are the places of row i's tokens among the N; shared places occur in several rows."""
 
@@ -131,8 +132,8 @@ def pack(
     of_rows = {row: path for node, path in zip(nodes, paths, strict=True) for row in node.rows}
     positions = [node.depth + np.arange(len(node.token_ids)) for node in nodes]
     return Packing(
-        ids_N=torch.from_numpy(np.concatenate([node.token_ids for node in nodes]).astype(np.int64)).to(device),
-        positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
+        ids_N=onto(torch.from_numpy(np.concatenate([node.token_ids for node in nodes]).astype(np.int64)), device),
+        positions_N=onto(torch.from_numpy(np.concatenate(positions)), device),
         places=tuple(of_rows[i] for i in range(len(rows))),
         tree=None if in_groups else _tree_on(torch.device(device), _ranges(nodes, ends), windowed=windowed),
         longest=max(map(len, paths)),

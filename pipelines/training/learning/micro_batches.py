@@ -17,6 +17,7 @@ import torch
 
 from contracts.packing import support_of
 from pipelines.training.known.experiences import recorded_experts
+from policy.off_device import onto
 from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
 
@@ -202,7 +203,7 @@ def _joined_experts(
     for row, at in zip(rows, places, strict=True):
         if row.experts is not None:
             flat[at[: len(row.experts)]] = row.experts[: len(at)]
-    return torch.from_numpy(found).to(device)
+    return onto(torch.from_numpy(found), device)
 
 
 def _shared(first: Row, second: Row) -> int:
@@ -221,10 +222,10 @@ def _packed(rows: list[Row], device: torch.device | str, *, windowed: bool) -> P
     counts = [len(each) for each in sampled]
 
     def joined(values: Iterable[np.ndarray], dtype: type = np.int64) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([*values]).astype(dtype)).to(device)
+        return onto(torch.from_numpy(np.concatenate([*values]).astype(dtype)), device)
 
     def repeated(values: Iterable[float], dtype: type = np.int64) -> torch.Tensor:
-        return torch.from_numpy(np.repeat(np.array([*values], dtype), counts)).to(device)
+        return onto(torch.from_numpy(np.repeat(np.array([*values], dtype), counts)), device)
 
     return PackedBatch(
         packing=packing,
@@ -254,4 +255,4 @@ def _joined_support(rows: list[Row], device: torch.device | str) -> torch.Tensor
     for each, row in zip(found, rows, strict=True):
         if row.support is not None:
             each[:, : row.support.shape[1]] = row.support
-    return torch.from_numpy(np.concatenate(found)).to(device)
+    return onto(torch.from_numpy(np.concatenate(found)), device)

@@ -29,6 +29,7 @@ from pipelines.training.text.losses import baseline_of, needs_anchor, text_losse
 from pipelines.training.text.samples import mismatched_rows, rows_of
 from policy.load import context_of
 from policy.logprobs import TokenScorer
+from policy.off_device import onto
 from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY, Routing, routing_of
 from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
@@ -93,8 +94,8 @@ class WholeModel:
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """As in `Trainee`."""
-        advantage_N = torch.tensor(rows.pulls, dtype=torch.float32, device=self.device)
-        count_N = torch.tensor(rows.denominators, dtype=torch.float64, device=self.device)
+        advantage_N = onto(torch.tensor(rows.pulls, dtype=torch.float32), self.device)
+        count_N = onto(torch.tensor(rows.denominators, dtype=torch.float64), self.device)
         parts, current_N = list[MicroSums](), torch.zeros_like(advantage_N)
         objective = self._objective if rows.are_new else self._correcting
         num_before = len(self._stepping)

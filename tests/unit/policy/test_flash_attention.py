@@ -259,12 +259,13 @@ def scored(scorer: TokenScorer, number: int, *, by_plan: bool) -> torch.Tensor:
     random = np.random.default_rng(number)
     shared = random.integers(0, 704, 20 + number)
     rows = [np.append(shared, random.integers(0, 704, length + number)) for length in (5, 9)] + [shared[1:]]
+    rows = [np.frombuffer(row.astype("<i4").tobytes(), "<i4") for row in rows]  # read-only, as in a record
     packing = pack(rows)
     assert packing.tree is not None
     assert not isinstance(packing.tree, FlashPlan)
     packing = replace(packing, tree=plan_of(packing.tree, "cpu")) if by_plan else packing
     states = torch.from_numpy(np.concatenate([places[:-1] for places in packing.places]))
-    labels = torch.from_numpy(np.concatenate([row[1:] for row in rows]))
+    labels = torch.from_numpy(np.concatenate([row[1:] for row in rows]).astype(np.int64))
     with torch.autocast("cpu", torch.bfloat16):
         scores = scorer.score_packed(packing, states, labels, torch.ones(len(labels)))
     torch.autograd.backward(scores.log_probs_BT.sum())
