@@ -7,7 +7,7 @@ is the reference and costs no memory.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -68,8 +68,9 @@ class AdapterModel(WholeModel):
             top = logits_PV.log_softmax(-1).topk(min(NUM_TOP, num_ids))
             pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
             found.append([dict(zip(ids, values, strict=True)) for ids, values in pairs])
-        dtype = "bfloat16" if self.precision.is_reduced else "float32"
-        return ProbeAnswers(dtype=dtype, prompts=prompts, base=found[0], adapted=found[1])
+        base, adapted = found
+        dtype: Literal["float32", "bfloat16"] = "bfloat16" if self.precision.is_reduced else "float32"
+        return ProbeAnswers(dtype=dtype, prompts=prompts, base=base, adapted=adapted)
 
     def _staged(self, bits: Tensors) -> Patches:
         """Of an adapter like this one; of the base: an adapter that was not trained.
