@@ -27,6 +27,7 @@ from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import trainee_of
 from pipelines.training.settings import TrainingSettings
+from tests.worlds.paths import ROOT
 
 H100_BF16 = 989e12
 """Dense bfloat16 FLOP/s of an H100 SXM, by NVIDIA's data sheet."""
@@ -162,5 +163,10 @@ def _waits(step: Callable[[], None]) -> dict[str, int]:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    places = Counter(f"{each.filename}:{each.lineno}" for each in seen if "synchroniz" in str(each.message))
+    places = Counter(f"{_named(each.filename)}:{each.lineno}" for each in seen if "synchroniz" in str(each.message))
     return {"all": places.total(), **dict(places.most_common(8))}
+
+
+def _named(path: str) -> str:
+    """A file of this repository or of a package, without the folder of one machine."""
+    return path.removeprefix(f"{ROOT}/").rpartition("site-packages/")[2]
