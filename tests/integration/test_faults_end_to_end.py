@@ -185,7 +185,10 @@ def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path
         states = generation_states(connection)
         assert generation_counts(connection).unexplained == 0
         rows = connection.execute(
-            select(score.c.version, score.c.status, func.count()).group_by(score.c.version, score.c.status)
+            # A slow machine sees windows end: an answer is then scored twice, as two revisions.
+            select(score.c.version, score.c.status, func.count(score.c.key.distinct())).group_by(
+                score.c.version, score.c.status
+            )
         )
         by_version = {(version, status): num for version, status, num in rows}
     assert Counter(state for _, state in states.values()) == {
