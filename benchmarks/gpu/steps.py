@@ -27,6 +27,8 @@ from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import trainee_of
 from pipelines.training.settings import TrainingSettings
+from policy.flash_attention import plan_of
+from policy.tree_attention import tree_attention
 from tests.worlds.paths import ROOT
 
 H100_BF16 = 989e12
@@ -36,6 +38,8 @@ ROWS, SHORTEST, LONGEST = 64, 128, 2048
 STEPS = 4
 MAX_TOKENS = 8192
 """Of one forward pass: 16,384 do not fit into 80 GB."""
+TREE = ((0, 300, 1200), (300, 301, 301), (301, 500, 900), (500, 700, 700), (700, 900, 900), (900, 1200, 1200))
+"""A root with three children, one of which has two."""
 _SHOWN = {
     "ratio_mean", "ratio_max", "ess", "k3", "step_moved", "step_scale", "num_divergent", "anchor_kl", "token_budget",
 }  # fmt: skip
@@ -96,6 +100,22 @@ def plain(*, rehearse: bool, seconds: float, compiled: bool = False) -> Iterator
             yield _speed(taken, batches, model, num_weights) | memory(device)
         if perf_counter() - began + 1.2 * taken[-1] > seconds:
             break
+
+
+def attention(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:
+    """Results and slopes of attention over a tree, in bfloat16 on the card and on the CPU: largest differences over largest values."""
+    del seconds
+    torch.manual_seed(5)
+    whole, found = [torch.randn(1, heads, TREE[0][2], 128) for heads in (8, 2, 2)], []
+    for place in ("cpu", "cpu" if rehearse else "cuda"):
+        query, key, value = states = [each.to(place, torch.bfloat16).requires_grad_() for each in whole]
+        result = tree_attention(query, key, value, plan_of(TREE, place) if place == "cuda" else TREE, 128**-0.5)
+        slope = torch.linspace(-1, 1, result.numel(), device=place).view_as(result).bfloat16()
+        found.append([each.float().cpu() for each in (result, *torch.autograd.grad(result, states, slope))])
+    yield {
+        name: float((one - other).abs().max() / one.abs().max())
+        for name, one, other in zip(("result", "query", "key", "value"), *found, strict=True)
+    }
 
 
 def rows_of(number: int, *, rehearse: bool) -> list[Experience]:
