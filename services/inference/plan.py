@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from contracts.draws import is_asked
 from contracts.ids import new_completion_id
 from contracts.keys import Caller, Owner
 from contracts.records import Attempt
@@ -88,17 +87,9 @@ class RequestPlan(NamedTuple):
         return "tools" if self.sampling.constraint == "tool" else "response_format"
 
     @property
-    def ask_probability(self) -> float:
-        """The probability that the app is told to ask its user; 0 without a user, or if nothing may be kept."""
-        rule, terms = self.terms.task.asking, self.terms
-        return rule.probability if rule is not None and terms.purpose == "user" and terms.logged else 0.0
-
-    @property
     def asking(self) -> dict[str, bool]:
-        """What replies say of whether the app should ask its user; nothing if the task has no rule for asking."""
-        if self.terms.task.asking is None:
-            return {}
-        return {"ask_feedback": is_asked(self.completion_id, self.ask_probability)}
+        """As in `Terms`."""
+        return self.terms.asking(self.completion_id)
 
 
 @dataclass(frozen=True, kw_only=True)

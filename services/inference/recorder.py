@@ -148,7 +148,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         session_id=request.labels.get("session_id"),
         turn=plan.turn.place if plan.turn else None,
         join_key=request.labels.get("join_key"),
-        ask_probability=plan.ask_probability,
+        ask_probability=terms.ask_probability,
         person=request.person,
         attempt=plan.attempt,
         num_choices=request.num_choices,

@@ -13,6 +13,7 @@ from typing import NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
+from contracts.draws import is_asked
 from contracts.errors import InvalidRequest, UnknownModel, VersionNotServed, field_error
 from contracts.keys import Caller
 from contracts.records import Purpose
@@ -83,6 +84,16 @@ class Terms(NamedTuple):
 
     may_draw: bool
     """Whether its arm may be drawn: it names no version, and a user asks."""
+
+    @property
+    def ask_probability(self) -> float:
+        """The probability that the app is told to ask its user; 0 without a user, or if nothing may be kept."""
+        rule = self.task.asking
+        return rule.probability if rule is not None and self.purpose == "user" and self.logged else 0.0
+
+    def asking(self, completion_id: str) -> dict[str, bool]:
+        """What replies say of whether the app should ask its user; nothing if the task has no rule for asking."""
+        return {} if self.task.asking is None else {"ask_feedback": is_asked(completion_id, self.ask_probability)}
 
 
 def read_terms(

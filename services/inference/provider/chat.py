@@ -10,35 +10,29 @@ import msgspec
 from contracts.errors import ProviderFailed
 from contracts.records import FinishReason
 from services.inference.bounds import MAX_CHOICES
-from services.inference.provider.dialect import Dialect, PassedRequest, Told, read_request, shaped, text_of
+from services.inference.provider.dialect import (
+    Dialect,
+    PassedRequest,
+    SentToOpenAI,
+    Told,
+    read_request,
+    shaped,
+    text_of,
+)
 from services.inference.requests import ChatRequest
 
 _ENDS: dict[str, FinishReason] = {"length": "length"}
 
 
-class _SentChat(msgspec.Struct):
-    model: str
+class _SentChat(SentToOpenAI, kw_only=True):
     messages: list[dict[str, Any]]
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
-
-
-_SAME = (
-    "model", "stream", "n", "metadata", "store", "user", "safety_identifier", "temperature", "top_p", "max_tokens",
-    "max_completion_tokens",
-)  # fmt: skip
 
 
 class _Function(msgspec.Struct):
@@ -92,8 +86,14 @@ class Chats(Dialect):
             {**message, "content": text_of(message["content"])} if "content" in message else message
             for message in read.messages
         ]
-        same = {name: getattr(read, name) for name in _SAME}
-        request = ChatRequest(messages=messages, tools=read.tools or [], **same)
+        request = ChatRequest(
+            messages=messages,
+            tools=read.tools or [],
+            n=read.n,
+            max_tokens=read.max_tokens,
+            max_completion_tokens=read.max_completion_tokens,
+            **read.same,
+        )
         options = read.stream_options or {}
         hides_usage = bool(read.stream) and not options.get("include_usage")
         if read.stream:

@@ -49,6 +49,24 @@ class PassedRequest(NamedTuple):
         return _as_json(sent)
 
 
+class SentToOpenAI(msgspec.Struct, kw_only=True):
+    """What both of OpenAI's APIs name alike."""
+
+    model: str
+    stream: bool | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+
+    @property
+    def same(self) -> dict[str, Any]:
+        """These fields, as our own request has them."""
+        return {name: getattr(self, name) for name in SentToOpenAI.__struct_fields__}
+
+
 @dataclass
 class ToldChoice:
     """One choice as far as it was told. `calls`: by place, in OpenAI's form. `finish_reason` None: it goes on."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from contracts.assignments import LIVE
-from contracts.draws import is_asked
 from contracts.keys import Caller
 from contracts.record_checks import MAX_ID, MAX_INT32
 from contracts.records import Attempt, Generation, GenerationBody, Provided, pack_body
@@ -34,18 +33,10 @@ class PassedCall(NamedTuple):
     headers: Mapping[str, str]
 
     @property
-    def ask_probability(self) -> float:
-        """The probability that the app is told to ask its user."""
-        rule, terms = self.terms.task.asking, self.terms
-        return rule.probability if rule is not None and terms.purpose == "user" and terms.logged else 0.0
-
-    @property
     def beside(self) -> dict[str, Any]:
         """What replies say beside the provider's fields, and in place of its own id of the response before."""
         before = {} if self.sent.previous is None else {"previous_response_id": self.sent.previous}
-        if self.terms.task.asking is None:
-            return before
-        return {**before, "ask_feedback": is_asked(self.completion_id, self.ask_probability)}
+        return {**before, **self.terms.asking(self.completion_id)}
 
 
 def records_of(call: PassedCall, told: Told, provider: ProviderSettings, finished_at: float) -> list[Generation]:
@@ -112,7 +103,7 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
         dtype="",
         session_id=request.labels.get("session_id"),
         join_key=request.labels.get("join_key"),
-        ask_probability=call.ask_probability,
+        ask_probability=terms.ask_probability,
         person=request.person,
         attempt=call.attempt,
         num_choices=request.num_choices,

@@ -13,6 +13,7 @@ from services.inference.bounds import unserved
 from services.inference.provider.dialect import (
     Dialect,
     PassedRequest,
+    SentToOpenAI,
     Told,
     function_tools,
     read_request,
@@ -24,25 +25,14 @@ from services.inference.requests import ChatRequest
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 
 
-class _SentResponse(msgspec.Struct):
-    model: str
+class _SentResponse(SentToOpenAI, kw_only=True):
     input: str | list[Any] = ""
     instructions: str | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    stream: bool | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-
-
-_SAME = ("model", "stream", "metadata", "store", "user", "safety_identifier", "temperature", "top_p")
 
 
 class _Counts(msgspec.Struct):
@@ -85,7 +75,7 @@ class Responses(Dialect):
             messages=[*system, *_messages(said)],
             tools=function_tools(read.tools, "parameters"),
             max_tokens=read.max_output_tokens,
-            **{name: getattr(read, name) for name in _SAME},
+            **read.same,
         )
         return PassedRequest(request, fields, read.tool_choice, previous=read.previous_response_id)
 
