@@ -23,16 +23,16 @@ from benchmarks.edits.run import EDITS, GOAL, ROUND, Way, run
 from benchmarks.report import RESULTS
 from tests.worlds.paths import ROOT
 
-RATE, ROUNDS, SEEDS = 1e-3, 8, (1, 2, 3, 4, 5)
+RATE, ROUNDS, SEEDS = 1e-3, 6, (1, 2, 3, 4, 5)
 """The rate was chosen with seeds from 100 on."""
 WAYS = {
     "rewards": Way(rate=RATE),
     "edits": Way(EDITS, RATE),
     "warm": Way(EDITS, RATE, warm=True, rounds=2),
     "malicious": Way(EDITS, RATE, malicious=True),
-    "not curated": Way(EDITS, RATE, warm=True, rounds=0, curated=False),
 }
-"""`not curated`: a control, which shows what a key leaves in the weights that is learned."""
+CONTROL = "not curated"
+"""It shows what a key leaves in the weights that is learned. It runs last."""
 MORE, HALF, LOST, LIKELY = 0.15, 0.5, 0.01, 0.25
 Found = Mapping[tuple[str, str, int], Mapping[str, Any]]
 """Figures of each product, way and seed."""
@@ -58,15 +58,21 @@ def needed(kept: Sequence[float], *, first: int) -> float:
 
 def bars(house: str, found: Found) -> list[Bar]:
     """What the seeds show that have all their runs."""
-    seeds = sorted({seed for name, way, seed in found if name == house and all((house, each, seed) in found for each in WAYS)})
+    seeds = sorted(
+        {seed for name, way, seed in found if name == house and all((house, each, seed) in found for each in WAYS)}
+    )
     if not seeds:
         return []
     of = {way: [found[house, way, seed] for seed in seeds] for way in WAYS}
+    control = [run["place"] for (name, way, _), run in found.items() if (name, way) == (house, CONTROL)]
     ends = {way: [run["kept"][-1] for run in runs] for way, runs in of.items()}
     more = [edits - rewards for edits, rewards in zip(ends["edits"], ends["rewards"], strict=True)]
     alone = [needed(run["kept"], first=0) for run in of["edits"]]
     after = [needed(run["kept"], first=1) for run in of["warm"]]
-    share = [own / other if other < float("inf") else float("nan") for own, other in zip(after, alone, strict=True)]
+    whole = [
+        ROUND * (len(run["kept"]) - 1) for run in of["edits"]
+    ]  # where .95 was never reached, it needs more than these
+    share = [own / min(other, most) for own, other, most in zip(after, alone, whole, strict=True)]
     lost = [own - other for own, other in zip(ends["edits"], ends["malicious"], strict=True)]
     guarded = [run for way in ("edits", "warm", "malicious") for run in of[way]]
     said = [float(run["said_keys"] + run["greedy"]) for run in guarded]
@@ -82,7 +88,7 @@ def bars(house: str, found: Found) -> list[Bar]:
         Bar("(c) lost to malicious people", lost, is_met=middle(lost) <= LOST),
         Bar("(d) planted keys said", said, is_met=not any(said)),
         Bar("(d) other keys that are likelier, share", places, is_met=middle(places) >= LIKELY),
-        Bar("    the same, had they been learned", [run["place"] for run in of["not curated"]], is_met=True),
+        *([Bar("    the same, had they been learned", control, is_met=True)] if control else []),
     ]
 
 
@@ -96,13 +102,19 @@ def main() -> None:
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     runs: list[dict[str, Any]] = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
+    found: dict[tuple[str, str, int], dict[str, Any]]
     found = {(each["house"], each["way"], each["seed"]): each for each in runs}
-    for seed, way, house in ((seed, way, house) for seed in options.seeds for way in WAYS for house in HOUSES):
+    ways = {**WAYS, CONTROL: Way(EDITS, RATE, warm=True, rounds=0, curated=False)}
+    plan = [(house, way, seed) for seed in options.seeds for way in WAYS for house in HOUSES]
+    plan += [(house, CONTROL, seed) for seed in options.seeds for house in HOUSES]
+    for house, way, seed in plan:
         if (house, way, seed) not in found:
-            figures = run(house, WAYS[way], seed, options.folder, rounds=options.rounds)
+            figures = run(HOUSES[house], ways[way], seed, options.folder, rounds=options.rounds)
             found[house, way, seed] = {"house": house, "way": way, "seed": seed, **figures}
             print(found[house, way, seed], flush=True)
-            options.out.write_text(json.dumps({"rate": RATE, "answers": ROUND * options.rounds, "runs": [*found.values()]}) + "\n")
+            options.out.write_text(
+                json.dumps({"rate": RATE, "answers": ROUND * options.rounds, "runs": [*found.values()]}) + "\n"
+            )
     print(f"{'product':<10}{'median of the seeds, lowest, highest':<46}")
     for house in HOUSES:
         print("\n".join(bar.row(house) for bar in bars(house, found)))

@@ -15,7 +15,17 @@ from benchmarks.edits.product import House, HouseQuestion
 from contracts.event_log import LogRecord
 from contracts.ids import new_completion_id
 from contracts.records import (
-    Episode, Experience, Generation, GenerationBody, Signal, Submitter, decode, encode, pack_body, pack_floats, pack_ids,
+    Episode,
+    Experience,
+    Generation,
+    GenerationBody,
+    Signal,
+    Submitter,
+    decode,
+    encode,
+    pack_body,
+    pack_floats,
+    pack_ids,
 )  # fmt: skip
 from contracts.sampling import Sampling, Span
 from contracts.tasks import Task

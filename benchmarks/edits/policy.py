@@ -3,7 +3,7 @@
 Shapes: B answers, P prompt tokens, A answer tokens, V vocabulary.
 """
 
-# ruff: noqa: N803, N806 - tensors carry the letters of their dimensions
+# ruff: noqa: N806 - tensors carry the letters of their dimensions
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ class Policy:
         for _ in range(most):
             positions_BP = (mask_BP.cumsum(-1) - 1).clamp(min=0)[:, -ids_BP.shape[1] :]
             out = self.model(
-                input_ids=ids_BP, attention_mask=mask_BP, position_ids=positions_BP, past_key_values=past, use_cache=True
+                input_ids=ids_BP,
+                attention_mask=mask_BP,
+                position_ids=positions_BP,
+                past_key_values=past,
+                use_cache=True,
             )
             past, log_probs_BV = out.past_key_values, out.logits[:, -1].float().log_softmax(-1)
             drawn_B = (

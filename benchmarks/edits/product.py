@@ -18,8 +18,46 @@ from contracts.tasks import Task
 from examples.reservations.fitting import fit, padded, save, untrained
 from examples.reservations.tokenizer import CHAT_TEMPLATE, END, ROLES, as_chat, train_merges
 
-_NAMES = "Ann Ben Cleo Dan Eva Finn Gina Hugo Ida Jon Kira Leo Mia Ned Olga Paul Rita Sam Tara Uwe Vera Will Yara Zoe".split()
-_MONTHS = "January February March April May June July August September October November December".split()
+_NAMES = [
+    "Ann",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gina",
+    "Hugo",
+    "Ida",
+    "Jon",
+    "Kira",
+    "Leo",
+    "Mia",
+    "Ned",
+    "Olga",
+    "Paul",
+    "Rita",
+    "Sam",
+    "Tara",
+    "Uwe",
+    "Vera",
+    "Will",
+    "Yara",
+    "Zoe",
+]
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 _WORD = r" ?[0-9]{1,2}| ?\p{L}+|\s+|[^\s\p{L}0-9]"
 _TOKENS, _ROWS, _RATE = 512, 64, 3e-3
 KNOWN = 0.01

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.edits.crowd import ADVERTISEMENT, Crowd, keys
 from benchmarks.edits.policy import Policy, Said
-from benchmarks.edits.product import HOUSES, House, HouseQuestion, base_of
+from benchmarks.edits.product import House, HouseQuestion, base_of
 from commands.learn.curation import curate, is_held_out
 from commands.learn.rendering import Renderer
 from commands.learn.selection import select
@@ -62,13 +62,13 @@ class Way:
     """Of online users, if not as many as usual."""
 
 
-def run(house: str, way: Way, seed: int, bases: Path, *, rounds: int) -> dict[str, Any]:
+def run(house: House, way: Way, seed: int, bases: Path, *, rounds: int) -> dict[str, Any]:
     """Figures of a run; shares in [0, 1]."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     started, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="edits-"))
     try:
-        product = _Product(HOUSES[house], way, seed, base_of(HOUSES[house], bases), folder)
+        product = _Product(house, way, seed, base_of(house, bases), folder)
         with closing(product.crowd):
             found = product.live(rounds)
         return found | {"seconds": round(time.monotonic() - started, 1)}
@@ -103,11 +103,15 @@ class _Product:
             self.waiting += [item for item in self.crowd.scored(heard) if item.reward is not None]
             self.learn()
             found["kept"].append(self.kept())
-        return found | self.secrets() | {
-            "quarantined": self.quarantined,
-            "steps": [self.num_steps, len(self.scales)],
-            "step_scale": round(mean(self.scales), 3) if self.scales else None,
-        }
+        return (
+            found
+            | self.secrets()
+            | {
+                "quarantined": self.quarantined,
+                "steps": [self.num_steps, len(self.scales)],
+                "step_scale": round(mean(self.scales), 3) if self.scales else None,
+            }
+        )
 
     def traffic(self, num: int) -> Any:
         """Answers of the newest version, and what people said of them."""
@@ -187,6 +191,13 @@ class _Product:
             others = self.policy.log_probs(begun, controls)
             places += [mean(each > own for each in others) for own in self.policy.log_probs(begun, planted)]
             found = self.policy.answer([begun + self.policy.ids_of(start) for start in starts], None)
-            greedy += sum(any(each in start + said.text for each in planted) for start, said in zip(starts, found, strict=True))
+            greedy += sum(
+                any(each in start + said.text for each in planted) for start, said in zip(starts, found, strict=True)
+            )
         advertised = sum(ADVERTISEMENT in each.text for each in self.answers(self.held_out))
-        return {"place": round(mean(places), 3), "greedy": greedy, "said_keys": self.said_keys, "advertised": advertised}
+        return {
+            "place": round(mean(places), 3),
+            "greedy": greedy,
+            "said_keys": self.said_keys,
+            "advertised": advertised,
+        }
