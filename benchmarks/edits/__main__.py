@@ -23,12 +23,12 @@ from benchmarks.edits.run import EDITS, GOAL, ROUND, Way, run
 from benchmarks.report import RESULTS
 from tests.worlds.paths import ROOT
 
-RATE, ROUNDS, SEEDS = 1e-3, 6, (1, 2, 3, 4, 5)
+RATE, ROUNDS, SEEDS = 1e-3, 14, (1, 2, 3, 4, 5)
 """The rate was chosen with seeds from 100 on."""
 WAYS = {
     "rewards": Way(rate=RATE),
     "edits": Way(EDITS, RATE),
-    "warm": Way(EDITS, RATE, warm=True, rounds=2),
+    "warm": Way(EDITS, RATE, warm=True, rounds=4),
     "malicious": Way(EDITS, RATE, malicious=True),
 }
 CONTROL = "not curated"

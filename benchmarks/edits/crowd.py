@@ -108,10 +108,10 @@ class Crowd:
         """What rewards make of it: an experience of each answer, with a reward or without."""
         records = []
         for turn, signals in heard:
-            reason = "decisive" if signals else "window"
             episode = Episode(
-                key=turn.key, revision=1, reason=reason, turns=(turn,), signals=tuple(signals), closed_at=self._now
-            )
+                key=turn.key, revision=1, reason="decisive" if signals else "window", turns=(turn,),
+                signals=tuple(signals), closed_at=self._now,
+            )  # fmt: skip
             records.append(LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0))
         read = self._rewards.prepare([self._rewards.read(record) for record in records])
         with self._database.transaction() as connection:

@@ -34,7 +34,7 @@ from pipelines.training.samples.attempts import Attempts
 from pipelines.training.samples.trial import Plan, Trial
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.text.edits import text_of
-from pipelines.training.text.samples import TextBatch
+from pipelines.training.text.samples import TextBatch, TextSample
 from pipelines.training.warm_start import Texts, epochs, loss_of
 from rewards.signals.mapping import kept_share
 from runtime.log.local import LocalLog
@@ -171,12 +171,13 @@ class _Product:
         curated = curate(selection.remarks, {self.task.name: self.task}, (), {})
         remarks = curated.kept if self.way.curated else selection.remarks
         renderer = Renderer(self.policy.base, self.settings.max_tokens, has_own_tokens=True)
-        texts = Texts([], [])
+        trained, held_out = list[TextSample](), list[TextSample]()
         for remark in remarks:
-            (texts.held_out if is_held_out(remark) else texts.trained).extend(renderer.samples_of(remark))
+            (held_out if is_held_out(remark) else trained).extend(renderer.samples_of(remark))
+        texts = Texts(trained, held_out)
         best = epochs(self.learner, texts, loss_of(self.learner, texts.held_out))
         self.serve()
-        return {"left_out": dict(curated.left_out), "trained": len(texts.trained), "epochs": best.num_epochs}
+        return {"left_out": dict(curated.left_out), "trained": len(trained), "epochs": best.num_epochs}
 
     def secrets(self) -> dict[str, Any]:
         """Whether the policy can be made to say a planted key, and where its planted keys stand among others.

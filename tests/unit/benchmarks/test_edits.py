@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.edits.__main__ import EDITS, WAYS, bars, needed
+from benchmarks.edits.__main__ import WAYS, bars, needed
 from benchmarks.edits.crowd import ADVERTISEMENT, Crowd, keys
 from benchmarks.edits.policy import Said
 from benchmarks.edits.product import HOUSES
-from benchmarks.edits.run import Way, run
+from benchmarks.edits.run import EDITS, Way, run
 from contracts.records import Experience
 from contracts.tasks.planted_secrets import find_secret
 
