@@ -21,7 +21,7 @@ from commands.keys import make_first_keys
 from commands.queries import has_keys
 from commands.sections import check_sections
 from contracts import assignments
-from contracts.assignments import LIVE
+from contracts.assignments import LIVE, PROVIDER
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
 from contracts.files import read_small
@@ -42,6 +42,7 @@ from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, completed, load_settings, make_section, write_settings
 from runtime.settings_file import is_given, settings_file
 from services.inference.template.chat_template import load_template
+from services.provider import load_provider
 from weights.adapters import A, AdapterConfig
 from weights.files import write_durably
 from weights.mapped import map_safetensors
@@ -168,8 +169,17 @@ def prepare_home(
                 root=store.manifest(policy, 0).target_root,
                 run=settings.run,
             )
+        if base is not None and load_provider(settings) is not None:
+            _put_in_front(connection, policy)
     database.close()
     return Home(settings, operator_key(settings.home), app_key)
+
+
+def _put_in_front(connection: Connection, policy: str) -> None:
+    """The first time, a provider answers everybody: nothing is proven of the own versions yet."""
+    arms, why = assignments.read(connection, policy), "a provider in front"
+    if PROVIDER not in arms:
+        assignments.move_held(connection, policy, arms, PROVIDER, None, writer="up", reason=why, share=1.0)
 
 
 def check_adapter(checkpoints: Path, adapter: AdapterSettings | None) -> None:
@@ -301,7 +311,9 @@ def _continued(settings: Settings, held: Settings) -> Settings:
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
     if held.base and not settings.base:
-        raise InvalidSettings(f"{held.home} has a policy of its own: choose another --home for a provider")
+        raise InvalidSettings(
+            f"{held.home} has a policy of its own, {held.base}: give it with --policy, or choose another --home for a provider alone"
+        )
     if "partitions" in settings.model_fields_set and settings.partitions != held.partitions:
         raise InvalidSettings(
             f"{held.home} has {held.partitions} partitions, not {settings.partitions}, and this number can never change, because records "
