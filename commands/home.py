@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -156,30 +156,21 @@ def prepare_home(
     app_key = _make_secrets(database, settings.home)
     with database.transaction() as connection:
         assignments.note_run(connection, policy, settings.run)
-        if base is not None and LIVE not in assignments.read(connection, policy):
-            assignments.move(
-                connection,
-                policy=policy,
-                arm=LIVE,
-                version=0,
-                expected_epoch=0,
-                writer="up",
-                reason="base policy",
-                share=1.0,
-                root=store.manifest(policy, 0).target_root,
-                run=settings.run,
-            )
-        if base is not None and load_provider(settings) is not None:
-            _put_in_front(connection, policy)
+        if base is not None:
+            _point_arms(connection, settings, store)
     database.close()
     return Home(settings, operator_key(settings.home), app_key)
 
 
-def _put_in_front(connection: Connection, policy: str) -> None:
-    """The first time, a provider answers everybody: nothing is proven of the own versions yet."""
-    arms, why = assignments.read(connection, policy), "a provider in front"
-    if PROVIDER not in arms:
-        assignments.move_held(connection, policy, arms, PROVIDER, None, writer="up", reason=why, share=1.0)
+def _point_arms(connection: Connection, settings: Settings, store: WeightStore) -> None:
+    """The first time: `live` at the base. A provider in front answers everybody at first: nothing is proven of own versions yet."""
+    policy, arms = settings.policy, assignments.read(connection, settings.policy)
+    first: dict[str, Any] = {"policy": policy, "expected_epoch": 0, "writer": "up", "share": 1.0, "run": settings.run}
+    if LIVE not in arms:
+        root = store.manifest(policy, 0).target_root
+        assignments.move(connection, arm=LIVE, version=0, reason="base policy", root=root, **first)
+    if PROVIDER not in arms and load_provider(settings) is not None:
+        assignments.move(connection, arm=PROVIDER, version=None, reason="a provider in front", **first)
 
 
 def check_adapter(checkpoints: Path, adapter: AdapterSettings | None) -> None:

@@ -138,7 +138,9 @@ def provider_of(provider: str | None, model: str, **prices: float | None) -> Pro
     if provider is None and not model and not given:
         return None
     if provider is None or not model:
-        raise InvalidSettings("--provider openai|anthropic|URL and --provider-model NAME go together, and prices with them")
+        raise InvalidSettings(
+            "--provider openai|anthropic|URL and --provider-model NAME go together, and prices with them"
+        )
     found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model), **given)
     _ = found.key
     return found

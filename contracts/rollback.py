@@ -156,7 +156,7 @@ def roll_back(
         held, goes_back = arms.get(arm), arm in (LIVE, TRAINING)
         # Candidate, live and training move, even to the same version. The new epoch of `training` tells the trainer to restart from
         # there. The new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
-        if arm == PROVIDER or arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked):
+        if arm == PROVIDER or (arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked)):
             continue
         version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, 0.0)
         move_held(connection, policy, arms, arm, version, writer=writer, reason=reason, share=share)
@@ -184,9 +184,7 @@ def promote(
     holds.refuse(connection, policy, time.time())
 
 
-def set_provider_share(
-    connection: Connection, *, policy: str, share: float, writer: str, reason: str
-) -> Assignment:
+def set_provider_share(connection: Connection, *, policy: str, share: float, writer: str, reason: str) -> Assignment:
     """Give a provider in front a share of the users; the live version, which gets the rest, stays what it is.
 
     Raises Conflict: no provider ever stood in front of this policy; Held; InvalidValue: the share is not from 0 to 1; StaleWrite.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -88,7 +88,8 @@ def create_app(
     planner = Planner(policy=policy, tasks=load_tasks(settings.tasks), template=template, turns=turns, arms=arms)
     recorder, budgets = Recorder(log), SessionBudgets(database)
     endpoint = Endpoint(tokenizer=template.tokenizer, engine=engine, recorder=recorder, turns=turns, budgets=budgets)
-    front = provider and make_front(settings, provider, planner.tasks, recorder, budgets, links, repeats)
+    shared: Any = {"tasks": planner.tasks, "recorder": recorder, "budgets": budgets, "links": links, "repeats": repeats}
+    front = None if provider is None else make_front(settings, provider, **shared)
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:

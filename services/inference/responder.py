@@ -56,6 +56,16 @@ class Asked(NamedTuple):
     replies: MakeReplies = ChatReplies
 
 
+class Arrival(NamedTuple):
+    """A request as it came. `spoken`: its dialect, if providers may speak it; `attempt`: see `attempt_of`."""
+
+    client: Request
+    caller: Caller
+    body: bytes
+    spoken: Spoken | None
+    attempt: Attempt | None
+
+
 class _Way(NamedTuple):
     """On which terms a request is answered, and what begins its answer."""
 
@@ -83,47 +93,36 @@ class Responder:
         """Answer a request; it counts against the caller's limit before its body is read. `spoken`: its dialect, if providers may speak it."""
         headers, body = await self.limit.check(caller), await client.body()
         scope, asked = identity_of(client, caller, body)
-        attempt = attempt_of(client.headers, asked)
-        way = await self._way(client, caller, body, attempt, read, spoken)
+        way = await self._way(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)), read)
         # An answer that may not be logged is not kept for repeats either.
         key = client.headers.get("idempotency-key") if way.terms.logged else None
         response = await self.repeats.once(key, scope, asked, way.begin)
         response.headers.update(headers)
         return response
 
-    async def _way(
-        self,
-        client: Request,
-        caller: Caller,
-        body: bytes,
-        attempt: Attempt | None,
-        read: Callable[[bytes], Awaitable[Asked]],
-        spoken: Spoken | None,
-    ) -> _Way:
+    async def _way(self, sent: Arrival, read: Callable[[bytes], Awaitable[Asked]]) -> _Way:
         front = self.front
         try:
-            asked = await read(body)
-            plans = [await self._plan(request, client, caller, attempt) for request in asked.requests]
+            asked = await read(sent.body)
+            plans = [await self._plan(request, sent) for request in asked.requests]
         except InvalidRequest:
             if front is None or not provider_share(await self.planner.arms.assignments.held()):
                 raise
-            call = await front.call_of(spoken, client, caller, body, attempt)
+            call = await front.call_of(sent)
             if not call.terms.may_draw:
                 raise
-            return _Way(call.terms, partial(front.passing.respond, call, client))
+            return _Way(call.terms, partial(front.passing.respond, call, sent.client))
         plan = plans[0]
         if front is not None and plan.drawn.arm.name == PROVIDER:
-            call = await front.call_of(spoken, client, caller, body, attempt, plan)
-            return _Way(plan.terms, partial(front.passing.respond, call, client))
+            call = await front.call_of(sent, plan)
+            return _Way(plan.terms, partial(front.passing.respond, call, sent.client))
         answer = self.endpoint.stream if plan.request.stream else self.endpoint.answer
-        return _Way(plan.terms, partial(answer, plans, client, asked.replies))
+        return _Way(plan.terms, partial(answer, plans, sent.client, asked.replies))
 
-    async def _plan(
-        self, request: ChatRequest, client: Request, caller: Caller, attempt: Attempt | None
-    ) -> RequestPlan:
-        request = with_labels(request, client.headers, caller)
+    async def _plan(self, request: ChatRequest, sent: Arrival) -> RequestPlan:
+        request = with_labels(request, sent.client.headers, sent.caller)
         request = request if self.front is None else self.front.renamed(request)
-        return await self.planner.plan(request, caller, client.headers.get(PURPOSE_HEADER), attempt)
+        return await self.planner.plan(request, sent.caller, sent.client.headers.get(PURPOSE_HEADER), sent.attempt)
 
 
 def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, bytes]:

@@ -181,7 +181,11 @@ def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tup
     """The answers that a train compares and that were written from then on, with the time at which they were, in order."""
     columns = train_answer.c
     canary = and_(columns.arm == "canary", columns.version == held.version)
-    live = and_(columns.arm == "live", columns.version == held.blessed) if not held.provider_share else columns.arm == PROVIDER
+    live = (
+        and_(columns.arm == "live", columns.version == held.blessed)
+        if not held.provider_share
+        else columns.arm == PROVIDER
+    )
     other = and_(live, columns.compared_with == held.version)
     return _changed(connection, held.policy, since_ms, or_(canary, other))
 

@@ -33,7 +33,9 @@ def create_provider_app(
     """The application. Raises InvalidSettings: the provider's key is missing; InvalidTask."""
     database, policy, tasks = settings.database(), settings.policy, load_tasks(settings.tasks)
     recorder, budgets, repeats = Recorder(log), SessionBudgets(database), IdempotentRequests(links.idempotency)
-    front = make_front(settings, provider, tasks, recorder, budgets, links, repeats)
+    front = make_front(
+        settings, provider, tasks=tasks, recorder=recorder, budgets=budgets, links=links, repeats=repeats
+    )
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
@@ -58,6 +60,7 @@ def create_provider_app(
 def make_front(
     settings: Settings,
     provider: ProviderSettings,
+    *,
     tasks: Mapping[str, Task],
     recorder: Recorder,
     budgets: SessionBudgets,

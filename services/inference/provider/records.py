@@ -74,7 +74,9 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
     request, terms = call.sent.request, call.terms
     reason = choice.finish_reason or "cancelled"
     GENERATIONS_ENDED.labels(PROVIDER, terms.purpose, reason).inc()
-    if is_silent := call.is_compared and choice.is_silent:  # it counts against the arm: no words, and no signal finds it
+    if (
+        is_silent := call.is_compared and choice.is_silent
+    ):  # it counts against the arm: no words, and no signal finds it
         request = msgspec.structs.replace(request, messages=[], metadata=None, tools=[])
     drawn = call.drawn
     body = GenerationBody(

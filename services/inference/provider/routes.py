@@ -25,7 +25,7 @@ from services.inference.provider.passing import Passing
 from services.inference.provider.records import PassedCall
 from services.inference.provider.responses import Responses
 from services.inference.requests import ChatRequest
-from services.inference.responder import PURPOSE_HEADER, attempt_of, identity_of, with_labels
+from services.inference.responder import PURPOSE_HEADER, Arrival, attempt_of, identity_of, with_labels
 from services.inference.terms import read_terms
 from services.limits import Limit
 from services.provider import ProviderSettings, Spoken
@@ -49,7 +49,7 @@ class Front:
         """Answer a request; it counts against the caller's limit before its body is read."""
         headers, body = await self.limit.check(caller), await client.body()
         scope, asked = identity_of(client, caller, body)
-        call = await self.call_of(spoken, client, caller, body, attempt_of(client.headers, asked))
+        call = await self.call_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
         if call.terms.version is not None or not call.terms.requirement.any_will_do:
             raise InvalidRequest(f"there are no versions here: {self.provider.origin} answers", param="model")
         key = client.headers.get("idempotency-key") if call.terms.logged else None
@@ -62,19 +62,12 @@ class Front:
         is_theirs = request.model == self.provider.model
         return msgspec.structs.replace(request, model=self.policy) if is_theirs else request
 
-    async def call_of(
-        self,
-        spoken: Spoken | None,
-        client: Request,
-        caller: Caller,
-        body: bytes,
-        attempt: Attempt | None,
-        plan: RequestPlan | None = None,
-    ) -> PassedCall:
+    async def call_of(self, arrived: Arrival, plan: RequestPlan | None = None) -> PassedCall:
         """What is passed on. `plan`: as which the own versions would have answered it; id, terms and draw are those of the plan.
 
         Raises InvalidRequest: it names a version, or has no form that is passed on; Unsupported: the provider speaks another dialect.
         """
+        client, caller, body, spoken, attempt = arrived
         if spoken is None or spoken not in self.provider.dialects:
             speaks, what = ", ".join(self.provider.dialects), spoken or "completions of prompts"
             raise Unsupported(f"{self.provider.origin}, which answers here, speaks {speaks} and not {what}")
