@@ -14,7 +14,7 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSetti
 from contracts.records import unpack_ids
 from pipelines.training.text.edits import AnswerTokenizer
 from pipelines.training.text.samples import TextSample, token_weights
-from services.inference.template.chat_template import load_template
+from runtime.template.chat_template import load_template
 
 Ids = tuple[int, ...]
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from commands.learn.rendering import NotRendered, Renderer
 from commands.learn.selection import Remark
 from contracts.records import Provided, pack_ids
-from services.inference.template.chat_template import load_template
+from runtime.template.chat_template import load_template
 from tests.unit.commands.learn.builders import remark
 from tests.worlds.paths import BASE
 
