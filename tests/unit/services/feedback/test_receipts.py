@@ -13,49 +13,19 @@ from sqlalchemy import delete, update
 
 from contracts.errors import ReceiptInvalid
 from contracts.ids import new_completion_id
-from contracts.ledger import rejection_counts, signal_counts
 from contracts.records import Submitter
 from contracts.tables import home_secret
 from runtime.database import Database
 from services.feedback.app import create_app
 from services.feedback.pages import MOST_BYTES, SIGNALS_PER_MINUTE
 from services.feedback.receipts import MOST_SIGNALS, Receipt, read_receipt, write_receipt
-from services.feedback.repository import read_receipt_secret
 from tests.adversary.attacks import receipts as forgeries
 from tests.each_case import each_case
-from tests.unit.services.feedback.conftest import Feedback, FullLog
+from tests.unit.services.feedback.conftest import APP, FullLog, Page
 from tests.unit.services.serving import make_home, make_key, serve, wait_until
 
-APP, FOREIGN = "https://app.example", "https://other.example"
+FOREIGN = "https://other.example"
 SECRET = b"s" * 32
-
-
-class Page(Feedback):
-    """A page whose server has the key."""
-
-    def receipt(self, **wanted: Any) -> str:
-        asked = {"completion_id": self.completion_id, "signals": ["accepted", "edited"]} | wanted
-        answer = self.call("POST", "/receipts", json=asked)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["receipt"])
-
-    def say(self, receipt: str, origin: str | None = APP, **said: Any) -> httpx.Response:
-        """As a browser does: without a key, and as plain text, which asks nobody first."""
-        headers = {"content-type": "text/plain"} | ({} if origin is None else {"origin": origin})
-        item = {"receipt": receipt, "name": "accepted", "value": True} | said
-        return httpx.post(f"{self.url}/v1/feedback", headers=headers, json=item, timeout=10)
-
-    def refusals(self) -> dict[str, int]:
-        with self.database.snapshot() as connection:
-            assert signal_counts(connection).unexplained == 0
-            return rejection_counts(connection)
-
-    def sign(self, **changes: Any) -> str:
-        """A receipt that the server did not check."""
-        with self.database.snapshot() as connection:
-            secret = read_receipt_secret(connection)
-        wanted = {"tenant": "default", "completion_id": self.completion_id, "choice": 0, "signals": ("accepted",)}
-        return write_receipt(Receipt(**(wanted | {"expires_at": int(time.time()) + 60} | changes)), secret)
 
 
 @pytest.fixture
