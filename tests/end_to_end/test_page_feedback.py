@@ -56,10 +56,17 @@ class Gate:
         """In seconds; empty: it is open."""
         self.times: list[float] = []
         """Of the requests."""
+        self.num_held = 0
+        """Requests that waited until their page had gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and scope["method"] == "POST" and "receipts" not in scope["path"]:
+        if scope["type"] == "http" and scope["path"] == "/held":
+            self.num_held += 1
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            app = Response()
+        elif scope["type"] == "http" and scope["method"] == "POST" and "receipts" not in scope["path"]:
             self.times.append(time.monotonic())
             if self.retry_after:
                 headers = {"access-control-allow-origin": self._origin, "retry-after": self.retry_after}
@@ -82,6 +89,11 @@ class Tab:
         """Call one method of what `track` gives."""
         answer = json.dumps({"receipt": receipt or self.server.receipt(signals=["accepted", "edited", "thumbs"])})
         self.browser.evaluate(f"millrace.track({answer}).{call}")
+
+    def network(self, *, offline: bool = False) -> None:
+        """What the browser has for a network."""
+        limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self.browser.send("Network.emulateNetworkConditions", offline=offline, **limits)
 
     def said(self) -> list[tuple[str, Any]]:
         return [(sent.name, sent.value) for sent in self.server.relayed()]
@@ -106,6 +118,7 @@ def tab(browser: Chromium, tmp_path: Path, database: Database, event_log: LocalL
             made = Tab(browser, site_url, gate, Page(settings, database, event_log, site.url))
             made.open()
             yield made
+            made.network()
 
 
 def test_what_users_do_arrives_and_nothing_stays(tab: Tab) -> None:
@@ -134,17 +147,20 @@ def test_a_retry_waits_as_long_as_the_server_says(tab: Tab) -> None:
     assert tab.said() == [("accepted", True)]
 
 
-def test_what_is_said_offline_is_sent_when_the_browser_is_online(tab: Tab) -> None:
-    offline = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+def test_what_is_said_offline_is_sent_as_soon_as_the_browser_is_online(tab: Tab) -> None:
+    tab.gate.retry_after = "600"  # nothing else sends it
     receipt = tab.server.receipt()
-    tab.browser.send("Network.emulateNetworkConditions", offline=True, **offline)
-    for _ in range(3):
+    tab.track("accepted()", receipt)
+    wait_until(lambda: tab.gate.times)
+    tab.gate.retry_after = ""
+    tab.network(offline=True)
+    for _ in range(2):
         tab.track("accepted()", receipt)
     tab.browser.wait_for(f"{WAITING} === 3")
-    assert tab.gate.times == []
-    tab.browser.send("Network.emulateNetworkConditions", offline=False, **offline)
+    tab.network()
     tab.browser.wait_for(f"{WAITING} === 0")
     assert tab.server.num_received() == 3
+    assert len(tab.gate.times) == 4
 
 
 def test_a_page_that_goes_sends_what_waits_and_the_next_one_repeats_it_without_effect(tab: Tab) -> None:
@@ -163,6 +179,11 @@ def test_a_page_that_goes_sends_what_waits_and_the_next_one_repeats_it_without_e
 
 
 def test_a_signal_in_the_moment_in_which_the_page_goes_arrives(tab: Tab) -> None:
+    # All connections that a browser opens to a server are busy, or it would be on its way before the page is gone.
+    hold = f"fetch(`{tab.server.url}/held?${{n}}`, {{ mode: 'no-cors' }})"
+    tab.browser.evaluate(f"for (let n = 0; n < 6; n++) void {hold}")
+    wait_until(lambda: tab.gate.num_held == 6)
+    tab.browser.evaluate("addEventListener('unload', () => 0)")  # such a page is not kept for the way back
     tab.track("accepted() ?? location.assign('about:blank')")
     wait_until(tab.said)
     assert tab.said() == [("accepted", True)]
