@@ -66,9 +66,9 @@ def test_each_way_to_say_it_reaches_the_api() -> None:
 
 def test_a_batch_is_sent_again_with_the_same_ids_no_sooner_than_told(said: list[str]) -> None:
     answers: list[tuple[int, dict[str, str], object]] = [
+        (502, {}, {}),
         (503, {"retry-after": "0"}, {}),
         (429, {"retry-after-ms": "300", "retry-after": "9"}, {}),
-        (502, {}, {}),
     ]
     with scripted(*answers) as api, Feedback(api.url, "key") as feedback:
         began = time.monotonic()
@@ -78,7 +78,7 @@ def test_a_batch_is_sent_again_with_the_same_ids_no_sooner_than_told(said: list[
         assert feedback.counts == Counts(0, 1, 0, 0)
     assert len(api.batches) == 4
     assert len({item["id"] for [item] in api.batches}) == 1
-    assert ["answers 503" in line for line in said] == [True]  # once for all of its kind
+    assert ["answers 502" in line for line in said] == [True]  # once for all of its kind
 
 
 def test_refusals_are_counted_and_named_once_and_fail_no_other_signal(said: list[str]) -> None:
