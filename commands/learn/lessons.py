@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commands.learn.curation import curate, is_held_out
+from commands.learn.curation import curate, held_out_prompts
 from commands.learn.queries import withdrawn
 from commands.learn.rendering import NotRendered, Renderer
 from commands.learn.selection import select
@@ -66,13 +66,14 @@ def lessons_of(
     found = Lessons(
         left_out=selection.left_out + curated.left_out, num_answers=selection.num_answers, num_imported=num_imported
     )
+    held_out_ones = held_out_prompts(curated.kept, tasks)
     for remark in curated.kept:
         try:
             samples = renderer.samples_of(remark)
         except NotRendered as error:
             found.left_out[str(error)] += 1
             continue
-        held_out = is_held_out(remark)
+        held_out = remark.prompt in held_out_ones
         found.counts[remark.kind, held_out] += 1
         (found.held_out if held_out else found.trained).extend(samples)
     return found
