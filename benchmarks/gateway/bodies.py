@@ -206,6 +206,9 @@ def cases_of(kept: Kept) -> dict[str, list[Case]]:
         "POST /v1/sessions": [("4 MB of junk", {"task": "x" * LONG})],
         "POST /v1/feedback": [("a correction of 64 KB", signal), ("a text of 4 MB", {**signal, "value": "x" * LONG})],
         "POST /v1/feedback/batch": _signals(kept),
+        "POST /v1/feedback/receipts": [
+            ("1,000,000 signals", {"completion_id": kept.completion, "signals": ["x"] * (LONG // 4)})
+        ],
         "POST /hot_load/v1/models/hot_load": [("4 MB of junk", {"identity": "x" * LONG})],
         "POST /v1/chat/completions/{completion_id}": [("4 MB of junk", {"metadata": {"x": "x" * LONG}})],
         **dict.fromkeys(
