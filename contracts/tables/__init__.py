@@ -147,6 +147,9 @@ session_call = table(
     Index("ix_session_call_at", "at"),
 )
 
+IS_LIVE = "purpose <> 'imported'"
+"""Written as in the index of windows that close: with a bound purpose the index would not be used."""
+
 generation = table(
     "generation",
     *keys(completion_id=SORTED_ID, choice=Integer),
@@ -160,6 +163,7 @@ generation = table(
     *given("0", state_sequence=BigInteger),
     *optional(tenant=String(64), request=String(32), retry_count=Integer, superseded_by=String(64), offset=BigInteger),
     Index("ix_generation_closes_at", "closes_at"),
+    partial_index("ix_generation_live_closes_at", IS_LIVE, "closes_at"),
     Index("ix_generation_created_at", "created_at"),
     partial_index("ix_generation_request", "request IS NOT NULL", "request"),
     partial_index("ix_generation_retry", "retry_count > 0", "request"),
