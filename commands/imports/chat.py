@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commands.imports.rows import Refused
+from contracts.tasks.scores import Refused
 from services.inference.bounds import ROLES
 
 _TEXTS = {"text", "input_text", "output_text"}
