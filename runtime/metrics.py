@@ -71,6 +71,12 @@ SPOOL_OLDEST_SECONDS = Gauge("millrace_spool_oldest_seconds", "Age of the oldest
 # Feedback.
 SIGNALS = Counter("millrace_signals_total", "Items of feedback by result on arrival.", ["fate"])
 
+TELEMETRY_IGNORED = _born(
+    "millrace_telemetry_ignored_total",
+    "Events, spans and log records that are no scores: received, and not kept.",
+    origin=("langfuse", "otlp"),
+)
+
 # Workers on the log: episodes, rewards, training.
 RECORDS = Counter("millrace_records_total", "Records handled.", ["group", "topic"])
 BEHIND_SECONDS = Gauge("millrace_behind_seconds", "Age of the record handled last; 0 if none is left.", ["group"])

@@ -14,6 +14,8 @@ from runtime.log.outbox import Relay
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.feedback.intake import SignalIntake
+from services.feedback.langfuse import add_langfuse_routes
+from services.feedback.otlp import add_otlp_routes
 from services.feedback.repository import PROCESS
 from services.feedback.routes import add_routes
 from services.feedback.writer import RelayThread, Writer
@@ -41,5 +43,9 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, links: 
     service = make_service("Millrace feedback", lifespan)
     service.state.keys = KeyRing(database)
     limit = Limit(links.limiter, "signals", settings.signals_per_minute)
-    add_routes(service, SignalIntake(database, load_tasks(settings.tasks), writer), limit)
+    tasks = load_tasks(settings.tasks)
+    intake = SignalIntake(database, tasks, writer)
+    add_routes(service, intake, limit)
+    add_langfuse_routes(service, intake, tasks, limit)
+    add_otlp_routes(service, intake, tasks, limit)
     return service
