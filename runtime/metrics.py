@@ -113,6 +113,11 @@ LEDGER_IGNORED = _born(
     "Outcomes of a trainer's epoch that the database did not issue.",
     state=get_args(State),
 )
+SPANS = _born(
+    "millrace_spans_total",
+    "Spans of users' answers, by what became of them.",
+    fate=("sent", "refused", "expired", "unreadable"),
+)
 CURATED = Counter("millrace_curated_total", "Prompts by decision of the curation rules.", ["task", "decision"])
 
 # Rewards.
