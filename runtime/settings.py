@@ -73,11 +73,11 @@ class Settings(KafkaSettings, Section):
     feedback_host: str | None = None
     """Address of feedback if it runs as its own process; by default `web_host`."""
     feedback_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of feedback if it runs as its own process. Without it, one process `web` serves inference, feedback and dashboard."""
+    """Its port. Without it, one process `web` serves inference, feedback and dashboard."""
     dashboard_host: str | None = None
-    """Address of the dashboard if it runs as its own process; by default `web_host`."""
+    """The same for the dashboard."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the dashboard if it runs as its own process."""
+    """Its port."""
     database_url: str | None = None
     """`postgresql+psycopg://user@host/name`. Without it, SQLite in the home."""
     partitions: int = Field(default=NUM_PARTITIONS, ge=4, le=256)

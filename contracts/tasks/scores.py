@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 class OtherScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A score of one answer as another system has it. `at`: as it stands there; None: not said."""
+    """A score of one answer as another system has it. `at`: in that system's form; None: not said."""
 
     name: str
     value: Any = None
@@ -71,7 +71,7 @@ def of_langfuse(it: Mapping[str, Any]) -> OtherScore:
 
 
 def of_evaluation(given: Mapping[str, Any], at: Any) -> OtherScore:
-    """The attributes of an `EVALUATION`. `at`: its time, as it stands there."""
+    """The attributes of an `EVALUATION`. `at`: its time, in any form that `time_of` reads."""
     return OtherScore(
         name=str(given.get("gen_ai.evaluation.name")),
         value=first(given, "gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label"),
@@ -182,7 +182,7 @@ def inside(content: Mapping[str, Any], *names: str) -> Iterator[dict[str, Any]]:
 
 
 def attributes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of a span, event or log record in OTLP's JSON. Raises ValueError: an integer that is none."""
+    """The attributes of a span, event or log record in OTLP's JSON. Raises ValueError: an integer is not written as one."""
     listed = given.get("attributes")
     if isinstance(listed, dict):
         return dict(listed)

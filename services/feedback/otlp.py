@@ -57,7 +57,7 @@ _LOGS = _Kind(
 
 
 class _Received(NamedTuple):
-    """The items of a request, each an item of feedback or why it is none; and how many elements have no evaluation."""
+    """The items of a request, each an item of feedback, or the error that refuses it; and how many elements have no evaluation."""
 
     items: list[dict[str, Any] | MillraceError]
     num_ignored: int
@@ -129,7 +129,7 @@ def _read(kind: _Kind, body: bytes, media: str, tasks: Mapping[str, Task]) -> _R
         try:
             found = list(_items(element, tasks))
         except MALFORMED:
-            found = [InvalidValue(f"a malformed {EVALUATION}, or a span or log record that is none")]
+            found = [InvalidValue(f"a malformed {EVALUATION}, or a malformed span or log record")]
         items += found
         num_ignored += not found
     if len(items) > MAX_EVALUATIONS:

