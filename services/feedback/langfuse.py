@@ -69,13 +69,13 @@ class LangfuseBatch(msgspec.Struct, frozen=True):
 def add_langfuse_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, Task], limit: Limit) -> None:
     """Add what Langfuse's SDKs call to an application."""
 
-    async def submit(scores: list[Any], caller: Caller, num_bytes: int) -> list[Result]:
+    async def submit(scores: list[Any], caller: Caller, body: bytes) -> list[Result]:
         if len(scores) > MAX_SCORES:
             await intake.reject(len(scores))
             raise InvalidRequest(f"a batch takes up to {MAX_SCORES} scores, not {len(scores)}")
         await limit.check(caller, len(scores))
-        items = [_item(score, tasks) for score in scores]
-        return await intake.submit(items, caller, num_bytes)
+        items = await off_loop(lambda _: [_item(score, tasks) for score in scores], body)
+        return await intake.submit(items, caller, len(body))
 
     @service.post("/api/public/scores")
     @takes(LangfuseScore, example=_EXAMPLE)
@@ -84,25 +84,25 @@ def add_langfuse_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[s
 
         One is answered with its `id`; a list with 202, or with 207 and `accepted`, `rejected` and `errors`.
         """
-        content, num_bytes = await _content(request, intake)
+        content, body = await _content(request, intake)
         if not isinstance(content, list):
-            [result] = await submit([content], caller, num_bytes)
+            [result] = await submit([content], caller, body)
             if isinstance(result, MillraceError):
                 raise result
             return reply({"id": content.get("id") or result.id}, _DONE)
-        return _of_list(await submit(content, caller, num_bytes))
+        return _of_list(await submit(content, caller, body))
 
     @service.post("/api/public/ingestion")
     @takes(LangfuseBatch, example={"batch": [{"id": "e1", "type": _SCORE, "body": _EXAMPLE}]})
     async def submit_events(request: Request, caller: FeedbackCaller) -> Response:
         """Submit a batch of events. The answer, 207, has `successes` and `errors` by the ids of the events."""
-        content, num_bytes = await _content(request, intake)
+        content, body = await _content(request, intake)
         events = content.get("batch") if isinstance(content, dict) else None
         if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
             raise InvalidRequest("`batch` must be a list of events", param="batch")
         scores = [event for event in events if event.get("type") == _SCORE]
         TELEMETRY_IGNORED.labels("langfuse").inc(len(events) - len(scores))
-        results = await submit([_body(event) for event in scores], caller, num_bytes)
+        results = await submit([_body(event) for event in scores], caller, body)
         return reply(_of_events(events, iter(results)), _MULTIPLE)
 
     @service.get("/api/public/projects")
@@ -140,11 +140,11 @@ def _of_events(events: Sequence[Mapping[str, Any]], results: Iterator[Result]) -
     return answers
 
 
-async def _content(request: Request, intake: SignalIntake) -> tuple[Any, int]:
-    """The body and its length in bytes. Raises InvalidRequest: it is not JSON; it counts as one refused item."""
+async def _content(request: Request, intake: SignalIntake) -> tuple[Any, bytes]:
+    """What a body says, and the body. Raises InvalidRequest: it is not JSON; it counts as one refused item."""
     body = await request.body()
     try:
-        return await off_loop(_read, body), len(body)
+        return await off_loop(_read, body), body
     except InvalidRequest:
         await intake.reject(1)
         raise

@@ -29,6 +29,7 @@ from services.feedback.intake import SignalIntake
 from services.feedback.scores import MALFORMED, about, item_of
 from services.http import MAX_BODY_BYTES, BodyTooLarge, FeedbackCaller, off_loop, read_json, reply
 from services.limits import Limit
+from services.openapi import takes
 
 MAX_EVALUATIONS = 1000
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
@@ -54,6 +55,18 @@ _LOGS = _Kind(
     ("resourceLogs", "scopeLogs", "logRecords"),
     "rejectedLogRecords",
 )
+
+
+class OtlpTraces(msgspec.Struct, frozen=True, rename="camel"):
+    """OTLP's ExportTraceServiceRequest; as protobuf too, plain, gzip or deflate."""
+
+    resource_spans: list[Any]
+
+
+class OtlpLogs(msgspec.Struct, frozen=True, rename="camel"):
+    """OTLP's ExportLogsServiceRequest, with the same rules."""
+
+    resource_logs: list[Any]
 
 
 class _Received(NamedTuple):
@@ -86,13 +99,15 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
 
     @service.post("/v1/traces")
     @service.post("/api/public/otel/v1/traces")
+    @takes(OtlpTraces, example={"resourceSpans": []})
     async def export_traces(request: Request, caller: FeedbackCaller) -> Response:
-        """Take in spans whose events are evaluations (OTLP: ExportTraceServiceRequest, as protobuf or JSON)."""
+        """Take in spans whose events are evaluations."""
         return await receive(_TRACES, request, caller)
 
     @service.post("/v1/logs")
+    @takes(OtlpLogs, example={"resourceLogs": []})
     async def export_logs(request: Request, caller: FeedbackCaller) -> Response:
-        """Take in log records that are evaluations (OTLP: ExportLogsServiceRequest, as protobuf or JSON)."""
+        """Take in log records that are evaluations."""
         return await receive(_LOGS, request, caller)
 
 
