@@ -83,7 +83,7 @@ class Settings(KafkaSettings, Section):
     feedback_origins: Annotated[tuple[Origin, ...], BeforeValidator(_split)] = ()
     """Sites whose pages may send feedback: `https://app.example`."""
     dashboard_host: str | None = None
-    """The same for the dashboard: its address."""
+    """Address of the dashboard as its own process; by default `web_host`."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
     """Its port."""
     database_url: str | None = None
