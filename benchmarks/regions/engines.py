@@ -3,7 +3,7 @@
 usage: python -m benchmarks.regions.engines [--megabytes 24] [--rate-mbit 20] [--round-trip-ms 20] [--loss 0] [--json] [--quick]
 
 In: a policy of so many megabytes, all weights new in every version, and one link (`tests.worlds.regions.fleet`: network namespaces;
-without root or PostgreSQL it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object. Waits for:
+without root, PostgreSQL or nginx it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object. Waits for:
 the rows of the engines, for each says by itself which version it serves.
 
 The clock of a version starts when its assignment is committed, and stops when the last engine's row names it. The bound is the bytes of
