@@ -1,6 +1,6 @@
 """Three engines in two regions: how late is the last one on a version, and what do a kill and a cut link cost?
 
-usage: python -m benchmarks.regions.engines [--megabytes 24] [--rate-mbit 20] [--round-trip-ms 20] [--loss 0] [--json] [--quick]
+usage: python -m benchmarks.regions [--megabytes 24] [--rate-mbit 20] [--round-trip-ms 20] [--loss 0] [--json] [--quick]
 
 In: a policy of so many megabytes, all weights new in every version, and one link (`tests.worlds.regions.fleet`: network namespaces;
 without root, PostgreSQL or nginx it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object. Waits for:
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str], reason: str | None = None) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.regions.engines", description=str(__doc__).partition("\n")[0]
+        prog="python -m benchmarks.regions", description=str(__doc__).partition("\n")[0]
     )
     parser.add_argument("--megabytes", type=float, default=24, help="of the policy, and of each version's payload")
     parser.add_argument("--rate-mbit", type=float, default=20)
