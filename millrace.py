@@ -35,7 +35,6 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "init": Entry("commands.init:init", "Prepare a home for processes that containers or systemd start.", _START),
     "learn": Entry("commands.learn.command:learn", "Warm start: learn from the log's edits and accepted answers, as version 1.", _START),
     "replica": Entry("commands.replica:run_replica", "Keep a folder in step with the published weights.", _START),
-    "cache": Entry("commands.cache:cache", "Serve the replicas of a region: each object crosses the link once.", _START),
     "link": Entry("commands.link:link", "Print a fresh link to the dashboard of a home.", _LOOK),
     "doctor": Entry("commands.doctor:doctor", "Check this machine and a home; say how to fix what is missing.", _LOOK),
     "audit": Entry("commands.audit:run_audit", "Account for every generation and signal.", _LOOK),
@@ -50,7 +49,6 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "database": Entry("commands.database:app", "Drop old days from the database.", _CHANGE),
     "score": Entry("commands.rewards.score:score", "Grade answers from standard input with a verifier or task.", _REWARDS),
     "rescore": Entry("commands.rewards.rescore:run_rescore", "Show what other graders would change.", _REWARDS),
-    "estimate": Entry("commands.rewards.estimate:run_estimate", "Estimate the mean reward of each version.", _REWARDS),
     "bursts": Entry("commands.rewards.bursts:run_bursts", "List votes that came too fast and count for nothing.", _REWARDS),
     "judge": Entry("commands.rewards.judge:app", "Measure a judge against labels.", _REWARDS),
     "gate": Entry("commands.gate:gate", "Compare the answers of two versions as the gate does.", _REWARDS),
@@ -58,7 +56,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
         name: Entry(_PROCESS, f"Run the process {name} in the foreground.", "", is_hidden=True)
         for name in ("engine", *FOLLOWED, "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release")
     },
-    "training": Entry("commands.training:app", "Take a step that the trainer's guard stopped again: replay.", _LOOK),
+    "training": Entry("commands.process:training", "Run the process training in the foreground.", "", is_hidden=True),
 })  # fmt: skip
 
 

@@ -35,7 +35,6 @@ _IMPORTED = (
     "commands.init",
     "commands.process",
     "commands.release",
-    "commands.training",
     "commands.up",
     "pipelines.training.__main__",
     "pipelines.training.process",

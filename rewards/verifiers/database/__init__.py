@@ -1,1 +1,0 @@
-"""How queries are run and their rows compared."""
