@@ -7,6 +7,7 @@ wrong, and no two are equal, so that no cache can help.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,10 @@ SCHEMA = {
     },
 }
 PATTERN = r"^\{.*\"time\":\"([01][0-9]|2[0-3]):[0-5][0-9]\".*\}$"
+DATABASES = (
+    "create table booking (party int, name text); insert into booking values (2, 'Lee'), (4, 'Kim'), (90000, 'Ann');",
+    "create table booking (party int, name text); insert into booking values (1, 'Bo'), (7, 'Cy');",
+)
 
 
 class GraderCase(NamedTuple):
@@ -54,6 +59,9 @@ def cases(num: int) -> list[GraderCase]:
         GraderCase("regex", {"pattern": PATTERN}, bookings, lambda answer: pattern.search(answer.text) is not None),
         GraderCase("exact", {}, bookings, lambda answer: answer.text.strip() == (answer.reference or "").strip()),
         GraderCase("math", {}, [_sum(number) for number in range(max(20, num // 20))], _plain_math),
+        GraderCase(
+            "sql", {"setup": list(DATABASES)}, [_query(number) for number in range(max(20, num // 20))], _plain_sql
+        ),
     ]
 
 
@@ -69,9 +77,25 @@ def _sum(number: int) -> Answer:
     return Answer(text, {"reference": rf"\frac{{{number}}}{{7}}"})
 
 
+def _query(number: int) -> Answer:
+    gold = f"select name from booking where party > {number}"  # noqa: S608 numbers of our own
+    return Answer(gold if number % 2 == 0 else gold.replace(">", "<"), {"reference": gold})
+
+
 def _plain_math(answer: Answer) -> object:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify  # noqa: PLC0415 seconds to import
 
     extraction = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
     gold = parse(f"${answer.reference}$", [LatexExtractionConfig(), ExprExtractionConfig()], parsing_timeout=None)
     return verify(gold, parse(answer.text, extraction, parsing_timeout=None), timeout_seconds=None)
+
+
+def _plain_sql(answer: Answer) -> object:
+    same = True
+    for script in DATABASES:
+        database = sqlite3.connect(":memory:")
+        database.executescript(script)
+        found = [sorted(database.execute(query).fetchall()) for query in (answer.text, str(answer.reference))]
+        same = same and found[0] == found[1]
+        database.close()
+    return same

@@ -11,7 +11,7 @@ from contracts.tasks.rewards import GraderRule, VerifierRule
 from contracts.tasks.section import TaskSection
 
 PROVING_KINDS = frozenset(
-    ("choice", "code", "exact", "function", "http", "json_exact", "math", "numeric", "reasoning_gym", "token_f1")
+    ("choice", "code", "exact", "function", "http", "json_exact", "math", "numeric", "reasoning_gym", "sql", "token_f1")
 )
 """Verifiers that check the content of an answer: against a reference, by running it, or by the task's own code."""
 FORM_KINDS = frozenset(("instruction", "json_schema", "regex"))

@@ -49,7 +49,7 @@ class VerifierRule(GraderRule):
     kind: str
     """The verifier; `millrace score --list` shows all kinds."""
     deadline_seconds: float = Field(default=5.0, gt=0, le=600)
-    """A slower verifier is stopped. That is an infrastructure fault, unless only the answer can be the reason (`code`,
-    `math`). Fast verifiers ignore this."""
+    """A slower verifier is stopped. That is an infrastructure fault, unless only the answer can be the reason (`code`, `math`,
+    `sql`). Fast verifiers ignore this."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind, for example `schema`."""

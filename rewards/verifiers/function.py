@@ -20,7 +20,7 @@ from pydantic import Field
 from contracts.errors import InvalidTask
 from rewards.killable import ItemOutcome, NotStarted, Pool, Setup, pool_for
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
-from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, in_batches
+from rewards.verifiers.database.columns import ColumnsConfig, checks_of, columns_of, in_batches
 
 VERSION = 2
 

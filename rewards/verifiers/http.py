@@ -17,7 +17,7 @@ from pydantic import Field
 
 from contracts.errors import InvalidTask
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
-from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, in_batches
+from rewards.verifiers.database.columns import ColumnsConfig, checks_of, columns_of, in_batches
 
 VERSION = 2
 

@@ -1,6 +1,6 @@
 """Finds out who is at fault when comparing an answer with its reference hangs or kills a worker.
 
-The worker gets `{"reference": str, "answer": str | null}` and replies `[verdict, value, reason]`; a null answer means to
+The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; a null answer means to
 compare the reference with itself. A reference that fails alone is the app's mistake. If it works alone, the answer hung or crashed the
 worker, and that is the model's fault; else breaking the grader would avoid a bad reward. The only excuse is a worker that got almost no
 processor time: then the machine was busy, and the answer not hard.
@@ -25,14 +25,23 @@ _MAX_REFERENCE = 50_000
 class _Case(NamedTuple):
     reference: str
     answer: str
+    seed: str = ""
 
 
-def refereed(pool: Pool, deadline_seconds: float, extract: Callable[[str], str | Check]) -> BatchVerifier:
-    """A verifier that compares answers with references in `pool`. `extract` finds the answer in the text, or says why there is none."""
+def refereed(
+    pool: Pool,
+    deadline_seconds: float,
+    extract: Callable[[str], str | Check],
+    seed_of: Callable[[Answer], str] | None = None,
+) -> BatchVerifier:
+    """A verifier that compares answers with references in `pool`.
+
+    `extract` finds the answer in the text, or says why there is none. `seed_of`: the seed of random draws, so that a replay repeats them.
+    """
     referee = _Referee(pool, deadline_seconds)
 
     def check_all(answers: Sequence[Answer]) -> list[Check]:
-        prepared = [_prepared(answer, extract) for answer in answers]
+        prepared = [_prepared(answer, extract, seed_of) for answer in answers]
         # Equal cases run once: a policy that repeats the same bomb pays for each, but we wait for only one.
         cases = list(dict.fromkeys(case for case in prepared if isinstance(case, _Case)))
         found = dict(zip(cases, referee.judge(cases), strict=True))
@@ -41,7 +50,9 @@ def refereed(pool: Pool, deadline_seconds: float, extract: Callable[[str], str |
     return BatchVerifier(check_all)
 
 
-def _prepared(answer: Answer, extract: Callable[[str], str | Check]) -> _Case | Check:
+def _prepared(
+    answer: Answer, extract: Callable[[str], str | Check], seed_of: Callable[[Answer], str] | None
+) -> _Case | Check:
     if answer.reference is None:
         return unlabelled("no metadata.reference")
     if len(answer.reference) > _MAX_REFERENCE:
@@ -49,7 +60,7 @@ def _prepared(answer: Answer, extract: Callable[[str], str | Check]) -> _Case | 
     found = extract(answer.text)
     if isinstance(found, Check):
         return found
-    return _Case(answer.reference, found)
+    return _Case(answer.reference, found, seed_of(answer) if seed_of else "")
 
 
 class _Referee:

@@ -35,13 +35,12 @@ KINDS: dict[str, Kind] = {
     "math": Kind("the boxed answer is worth the same as the reference", is_slow=True),
     "numeric": Kind("the answer commits to one number, that of the reference, within a tolerance"),
     "regex": Kind("a pattern is found in the answer, is the whole of it, or is nowhere in it"),
+    "sql": Kind("the answer's query gives the rows of the reference's, on two databases or more", is_slow=True),
     "token_f1": Kind("the share of words that answer and reference have in common, as F1"),
     "tool_call": Kind("the answer calls tools that exist, with arguments that satisfy their schemas"),
 }
 PACKAGED = {"instruction": "examples.verifiers", "reasoning_gym": "examples.verifiers"}
 """Kinds that Millrace's own packages add."""
-_GONE = {"sql": "compare the rows in a function of your own (`function`), or behind a server (`http`)"}
-"""Kinds that left, and what helps whoever names them."""
 
 
 def kinds() -> list[str]:
@@ -65,6 +64,4 @@ def load_kind(name: str) -> tuple[Kind, Any]:
             f"verifier {name!r} is in the package {PACKAGED[name]}, which is not installed: install Millrace again from its "
             "folder, pip install --editable ."
         )
-    if name in _GONE:
-        raise InvalidTask(f"verifier {name!r} left: {_GONE[name]}")
     raise InvalidTask(f"there is no verifier {name!r}; there are {', '.join(kinds())}")

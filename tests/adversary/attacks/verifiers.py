@@ -1,7 +1,7 @@
 """Reward for nothing: answers that name no answer, several, or the question again, given to the real verifiers.
 
-Each attack grades random cases; what gets through is said with its number and an example. Needs no server; `math` runs in
-worker processes of its own.
+Each attack grades random cases; what gets through is said with its number and an example. Needs no server; `math` and `sql` run in
+their own worker processes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from examples.verifiers import instruction
-from rewards.verifiers import choice, math, numeric, tool_call
+from rewards.verifiers import choice, math, numeric, sql, tool_call
 from rewards.verifiers.check import Answer, BatchVerifier, Builder, Check, Context
 from tests.adversary.attacks.attack import Attack
-from tests.adversary.attacks.cases import hedges, look_alikes, text_calls
+from tests.adversary.attacks.cases import hedges, look_alikes, queries, text_calls
 from tests.adversary.attacks.cases.restated_maths import restated
 
 _NUM_RESTATED = 400
+_NUM_GRADINGS = 4
 _DEADLINE_SECONDS = 20.0
 """For a machine that is busy: what the machine took from it is no refusal."""
 _PROMPT = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -44,18 +45,20 @@ def attacks() -> list[Attack]:
         _Case(call.replace("CITY", "Rome") + call.replace("CITY", city))
         for city in ("Rome", "rome", " Rome", "R\u043eme")
     ]
+    rows = [_Case(given, right) for right, given in queries.LUCKY for _ in range(_NUM_GRADINGS)]
     return [
         _attack("math: the question again in the box", math.build, {}, maths),
         _attack("numeric: two numbers, a bound, a denial", numeric.build, {}, numbers),
         _attack("choice: two letters, a denial", choice.build, {}, letters),
         _attack("tool_call: a call as text where words pass", tool_call.build, {**_TOOL, "required": False}, words),
         _attack("tool_call: the same call again", tool_call.build, _TOOL, again),
+        _attack("sql: rows of the given databases by heart", sql.build, queries.CONFIG, rows),
         Attack("instruction: look-alike letters and commas", _drawn, len(look_alikes.CASES)),
     ]
 
 
 def _attack(name: str, build: Builder, config: Mapping[str, Any], cases: Iterable[_Case]) -> Attack:
-    cases = tuple(dict.fromkeys(cases))
+    cases = tuple(dict.fromkeys(cases)) if build is not sql.build else tuple(cases)
     return Attack(name, _paid(build, config, cases), len(cases))
 
 

@@ -120,6 +120,10 @@ MISTAKES = {
         verifier("function", CONFIG, 'path = "nosuch.py:f"'), 'path = "nosuch.py:f"', "config.path",
         "it is `package.module:function`, installed, or `file.py:function`, relative to",
     ),
+    "sql on one database": Mistake(
+        verifier("sql", CONFIG, 'setup = ["CREATE TABLE t (x)"]'), CONFIG, "`databases` or `setup`",
+        "give at least two databases",
+    ),
     "a topic without examples": Mistake(
         BAD_TOPICS, "empty = []", "curation.topics.empty", 'a topic needs at least one example, such as ["book a flight"]'
     ),

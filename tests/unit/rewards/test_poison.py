@@ -15,7 +15,7 @@ from contracts.topics import EPISODES, EXPERIENCES
 from rewards.grader import Grader
 from rewards.judges.parse import parse_verdict
 from rewards.verifiers.check import Answer, Check
-from rewards.verifiers.columns import ColumnsConfig, checks_of
+from rewards.verifiers.database.columns import ColumnsConfig, checks_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import a_generation, a_signal

@@ -73,8 +73,3 @@ def test_our_own_package_is_named_where_it_is_not_installed(
     assert kind not in kinds()
     with pytest.raises(InvalidTask, match=f"'{kind}' is in the package examples.verifiers, which is not installed"):
         load_kind(kind)
-
-
-def test_a_kind_that_left_says_what_helps() -> None:
-    with pytest.raises(InvalidTask, match="'sql' left: compare the rows in a function of your own"):
-        load_kind("sql")

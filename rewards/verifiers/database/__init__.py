@@ -1,0 +1,1 @@
+"""How queries are run and their rows compared."""
