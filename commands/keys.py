@@ -14,6 +14,7 @@ from commands import api_keys
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.keys import new_text
+from pipelines.release.webhooks import messages as webhook_secret
 from runtime.engine_key import ENGINE_KEY, new_engine_key
 from runtime.operator_key import APP_KEY, OPERATOR_KEY
 from runtime.settings import load_settings
@@ -104,6 +105,7 @@ def secrets() -> None:
         OPERATOR_KEY: new_text("operator"),
         ENGINE_KEY: new_engine_key(),
         **{name: pem.decode().strip().replace("\n", "\\n") for name, pem in pems.items()},
+        webhook_secret.VARIABLE: webhook_secret.new_secret(),
     }
     for name, value in made.items():
         print(f"{name}={value}")

@@ -18,12 +18,17 @@ from contracts import holds as held_arms
 from contracts.arms import DRAWN
 from contracts.assignments import PROVIDER, SLOTS, Assignment, provider_share
 from contracts.engines import read_replicas
-from contracts.errors import NotFound, WeightsRefused
+from contracts.errors import InvalidSettings, NotFound, WeightsRefused
 from contracts.holds import Hold
 from contracts.revocations import Revocation
 from pipelines.release.train import repository
 from pipelines.release.train.repository import IN_SHADOW, Train
+from pipelines.release.webhooks import repository as webhook_rows
+from pipelines.release.webhooks.messages import make_test_event, read_secret
+from pipelines.release.webhooks.sending import make_client, send
+from pipelines.release.webhooks.settings import WebhookSettings
 from runtime.settings import load_section, load_settings
+from runtime.settings_file import settings_file
 from runtime.train_settings import TrainSettings
 from services.dashboard.rollout.queries import read_sides
 from services.dashboard.rollout.words import left_sentence, side_sentences, slot_sentences, unit_sentence
@@ -111,6 +116,27 @@ def print_train(
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.ended_at))
         after = _duration((item.ended_at or now) - item.started_at)
         print(f"{when}  v{item.version} against {item.against}: {item.state} after {after}: {item.reason}")
+
+
+@app.command("webhook-test")
+def webhook_test(home: HomeOption = DEFAULT_HOME) -> int:
+    """Send a test to every URL of the section webhooks. Status 1 if one does not accept it. A URL that had answered 410 is told again."""
+    settings = load_settings(home)
+    webhooks = load_section(home, "webhooks", WebhookSettings)
+    if not webhooks.urls:
+        raise InvalidSettings(f'{settings_file(home)} names no URL: write [webhooks] and urls = ["https://..."]')
+    secret, event, num_failed = read_secret(home), make_test_event(settings.policy), 0
+    for url in webhooks.urls:
+        began = time.monotonic()
+        with make_client() as client:
+            tried = send(client, webhooks.signed(url, secret), event, time.time())
+        print(f"{url}: {tried.fate}, {tried.says}, after {time.monotonic() - began:.2f} s")
+        if tried.fate != "accepted":
+            num_failed += 1
+            continue
+        with settings.transaction() as connection:
+            webhook_rows.set_receiver_problem(connection, settings.policy, url, "")
+    return int(num_failed > 0)
 
 
 app.command("promote")(operators.promote)

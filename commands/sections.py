@@ -11,6 +11,7 @@ from contracts.errors import InvalidSettings
 from engines.registry import FOLLOWED, check_section_names, followed_of
 from pipelines.episodes.telemetry.settings import TelemetrySettings
 from pipelines.release.settings import ReleaseSettings
+from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import Section, load_section, read_home_settings
 from runtime.settings_file import settings_file
@@ -24,6 +25,7 @@ KINDS: Mapping[str, type[Section]] = MappingProxyType(
         "training": TrainingSettings,
         "release": ReleaseSettings,
         "train": TrainSettings,
+        "webhooks": WebhookSettings,
         "provider": ProviderSettings,
         "telemetry": TelemetrySettings,
     }

@@ -29,12 +29,6 @@ GONE: Mapping[str, str] = MappingProxyType(
     }
 )
 """Kinds that an older release had, and what helps whoever still has them."""
-_GONE_SECTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        **GONE,
-        "webhooks": "webhooks left: Prometheus knows every move, and Alertmanager tells others (docs/release.md#telling-other-systems)",
-    }
-)
 
 
 def kind_of(name: str) -> EngineKind:
@@ -68,6 +62,6 @@ def why_gone(name: str) -> str:
 
 
 def check_section_names(names: Iterable[str], where: str) -> None:
-    """Raises InvalidSettings if a settings file has the section of something that left; names it."""
-    for name in sorted(_GONE_SECTIONS.keys() & set(names)):
-        raise InvalidSettings(f"{where}: [{name}]; {_GONE_SECTIONS[name]}; then remove the section")
+    """Raises InvalidSettings if a settings file has the section of an engine that left; names it."""
+    for name in sorted(GONE.keys() & set(names)):
+        raise InvalidSettings(f"{where}: [{name}]{why_gone(name)}; then remove the section")

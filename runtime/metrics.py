@@ -199,6 +199,9 @@ TRAIN_WITHOUT_SLOT = Gauge(
 )
 HOLD_ACTIVE = Gauge("millrace_hold_active", "1 while operators hold the arms.", ["kind"])
 HOLD_SECONDS = Gauge("millrace_hold_seconds", "How long operators have held the arms; 0 if they do not.")
+WEBHOOKS_WAITING = Gauge("millrace_webhooks_waiting", "Messages that a receiver has not accepted yet.")
+WEBHOOKS_OLDEST_SECONDS = Gauge("millrace_webhooks_oldest_seconds", "Age of the oldest message that waits.")
+WEBHOOK_TRIES = Counter("millrace_webhook_tries_total", "Messages sent to a receiver, by result.", ["fate"])
 VERDICTS = _born("millrace_verdicts_total", "Candidates judged.", accepted=("true", "false"))
 NO_VERDICTS = Counter(
     "millrace_no_verdicts_total",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from pipelines.release.webhooks.messages import VARIABLE as WEBHOOK_SECRET
 from runtime.engine_key import ENGINE_KEY
 from runtime.operator_key import APP_KEY, OPERATOR_KEY
 from weights.versions.keys import SIGNING_KEY, TRUSTED_KEYS
@@ -19,6 +20,6 @@ NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "episodes": (),
         "rewards": (),
         "training": (SIGNING_KEY, TRUSTED_KEYS),
-        "release": (OPERATOR_KEY, SIGNING_KEY, TRUSTED_KEYS),
+        "release": (OPERATOR_KEY, SIGNING_KEY, TRUSTED_KEYS, WEBHOOK_SECRET),
     }
 )

@@ -36,7 +36,7 @@ training                     training_step; training_lease, training_epoch: who 
                              the version's row, unless deletion has begun
 release                      verdict; sentinel_answer, gate_anchor: answers to the gate's questions, versions to compare with
                              train, train_point: the release trains, and what each look found; train_answer: the answers that a
-                             train compares, as the log reports them
+                             train compares, as the log reports them; webhook_delivery: moves of arms to tell others of
                              shadow_pair: marks of both answers to each prompt of a shadow; error_budget: what may still be risked
 release, command line,       train_hold: every time that operators froze the arms, pinned a version, or resumed
 and dashboard

@@ -79,7 +79,6 @@ train_hold = table(
     *optional(live_epoch=BigInteger),
 )
 
-# Nobody writes it any more: the next change of the schema drops it.
 webhook_delivery = table(
     "webhook_delivery",
     *keys(id=String(64), url=Text),

@@ -29,6 +29,8 @@ from pipelines.release.train.lift import Lift
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from pipelines.release.train.shadow.shadow import PairedShadow
 from pipelines.release.train.standing import TrainSlots
+from pipelines.release.webhooks.settings import WebhookSettings
+from pipelines.release.webhooks.teller import tellers
 from runtime.base_policy import fingerprint
 from runtime.clocks import ClockWatch
 from runtime.engine_rows import read_engines
@@ -55,6 +57,7 @@ def main(
     settings = load_settings(home)
     policy = settings.policy
     own, train = load_section(home, "release", ReleaseSettings), load_section(home, "train", TrainSettings)
+    webhooks = load_section(home, "webhooks", WebhookSettings)
     tasks = load_tasks(settings.tasks)
     sentinels = read_sentinels(own.sentinels, tasks)
     grade = make_grade({name: tasks[name] for name in sentinels.tasks})
@@ -82,7 +85,8 @@ def main(
     shadowed = {name: task for name, task in tasks.items() if without_reference(task.grader_rules, task.gate_graders)}
     intake = TrainIntake(settings.database(), tasks, marks, policy=policy, settings=train, clock=clock.now)
     lift = Lift(settings.database(), policy=policy, settings=train, tasks=rules, clock=clock.now)
-    gauges = ReleaseGauges(settings.database(), policy, clock.now)
+    gauges = ReleaseGauges(settings.database(), policy, webhooks.urls, clock.now)
+    told = list(tellers(settings, webhooks, clock.now))
     companions = Companions(stop)
     with client("sentinel") as gate_http, client("shadow") as shadow_http:
         shadow = PairedShadow(
@@ -124,7 +128,13 @@ def main(
             slots=slots,
             each_look=each_look,
         )
-        for name, run in (("train", conductor.run), ("lift", lift.run), ("gauges", gauges.run)):
+        beside = [
+            ("train", conductor.run),
+            ("lift", lift.run),
+            ("gauges", gauges.run),
+            *(("webhook", tell) for tell in told),
+        ]
+        for name, run in beside:
             companions.start(name, run)
         companions.start(
             "evidence", lambda stop: read_evidence(intake, settings.database(), settings.event_log(), stop)

@@ -1,4 +1,4 @@
-"""Attacks on an operator by what he is handed: a backup, a policy or a task."""
+"""Attacks on an operator by what he is handed: a backup, a policy, a task, a bundle, the address of a receiver."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 import shutil
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from commands.template_check import template_findings
 from contracts.errors import MillraceError
 from contracts.tasks.loading import load_tasks
+from pipelines.release.webhooks.messages import make_test_event
+from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from runtime.backup.archive import CONTENTS, HEADER, read_header, unpack
 from tests.adversary.attacks.attack import Attack
 from tests.worlds.paths import BASE
@@ -25,6 +29,7 @@ _ENDLESS = (
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "{{ 'a' * 10**12 }}",
 )
+_LOOPBACK = ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0")  # noqa: S104 hosts of URLs
 _DEEP = "[" * 100_000
 
 
@@ -34,6 +39,7 @@ def attacks() -> list[Attack]:
         Attack("a backup whose members are holes", partial(_in_folder, holes), 3),
         Attack("a template without end", partial(_in_folder, endless), len(_ENDLESS)),
         Attack("tasks that are holes, pipes, devices, or deep", partial(_in_folder, odd_tasks), 4),
+        Attack("a webhook to this machine", webhooks_to_loopback, len(_LOOPBACK)),
     ]
 
 
@@ -83,6 +89,24 @@ def odd_tasks(folder: Path) -> str | None:
             load_tasks((path,))
             return f"{path.name} is taken"
     return None
+
+
+def webhooks_to_loopback() -> str | None:
+    """However the address is written."""
+    heard: list[str] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.path)
+
+    server = HTTPServer(("127.0.0.1", 0), Listener)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    for host in _LOOPBACK:
+        with make_client() as client:
+            send(client, SignedUrl(f"http://{host}:{server.server_port}/", b"s"), make_test_event("shop"), 0.0)
+    server.shutdown()
+    server.server_close()
+    return f"{len(heard)} messages arrive" if heard else None
 
 
 def _hole(path: Path) -> None:

@@ -277,8 +277,8 @@ def test_an_unknown_topic_and_a_foreign_version_are_refused(settings: Settings) 
     ("wrong", "says"),
     [
         ("[train]\nstages = [0.5, 0.2]", "[train] stages: the shares must rise, for example [0.01, 0.05, 0.2, 0.5], not [0.5, 0.2]"),
-        ("[webhooks]\nurls = []", "[webhooks]; webhooks left: Prometheus knows every move, and Alertmanager tells others"),
         ("[train]\nstages = [0.5, 1.0]", "[train] stages: the shares must lie between 0 and 1"),
+        ("[webhooks]\nurls = ['htp:/x']", "[webhooks] urls: 'htp:/x' is not a URL that begins with http:// or https://"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_any_section_is_named_before_anything_starts(settings: Settings, wrong: str, says: str) -> None:

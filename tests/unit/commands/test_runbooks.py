@@ -26,6 +26,7 @@ ENDS = {
     "audit": (1, "could not be processed by episodes"),
     "policy promote N": (1, "has no version 7"),
     "policy rollback": (1, "there is no older version"),
+    "policy webhook-test": (1, "names no URL"),
     "policy withdraw N": (1, "v7"),
 }
 """Where an embedded home in which nothing happened gives another status than 0: that one, and what it says."""

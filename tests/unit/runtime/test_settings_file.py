@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings
+from pipelines.release.webhooks.messages import read_secret
 from runtime.engine_key import ENGINE_KEY, engine_key
 from runtime.operator_key import OPERATOR_KEY, operator_key
 from runtime.sentinels import sentinels_of_home
@@ -35,7 +36,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(SETTINGS, str(file))
     monkeypatch.setenv("WORD", "a/b@c ${d}\n")
     monkeypatch.setenv("WHERE", "here")
-    for name in (ENGINE_KEY, OPERATOR_KEY):
+    for name in (ENGINE_KEY, OPERATOR_KEY, "MILLRACE_WEBHOOK_SECRET"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 
@@ -64,6 +65,7 @@ def test_no_secret_is_made_in_a_home_that_others_do_not_see(given: Path) -> None
     for read, variable in (
         (engine_key, ENGINE_KEY),
         (operator_key, OPERATOR_KEY),
+        (read_secret, "MILLRACE_WEBHOOK_SECRET"),
     ):
         with pytest.raises(InvalidSettings, match=f"{variable} is not set"):
             read(given)

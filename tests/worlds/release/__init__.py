@@ -1,1 +1,1 @@
-"""What release is tested with: a gate, a track, a product."""
+"""What release is tested with: a gate, a track, a product, a receiver of webhooks."""

@@ -41,7 +41,7 @@ dashboard: [MILLRACE_TRUSTED_KEYS]
 episodes: []
 rewards: []
 training: [MILLRACE_SIGNING_KEY, MILLRACE_TRUSTED_KEYS]
-release: [MILLRACE_OPERATOR_KEY, MILLRACE_SIGNING_KEY, MILLRACE_TRUSTED_KEYS]
+release: [MILLRACE_OPERATOR_KEY, MILLRACE_SIGNING_KEY, MILLRACE_TRUSTED_KEYS, MILLRACE_WEBHOOK_SECRET]
 {{- end }}
 
 {{/* Ports of the processes that serve; every process has its operations on 9464. */}}
@@ -74,7 +74,7 @@ dashboard: 8403
     secretKeyRef:
       name: {{ $values.secrets.existingSecret | quote }}
       key: {{ . }}
-      {{- if eq . "MILLRACE_APP_KEY" }}
+      {{- if has . (list "MILLRACE_APP_KEY" "MILLRACE_WEBHOOK_SECRET") }}
       optional: true
       {{- end }}
 {{- end }}

@@ -6,16 +6,18 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from contracts import holds
 from contracts.assignments import CANDIDATE
-from contracts.tables import assignment, assignment_change, ledger_mark, train_hold
+from contracts.tables import assignment, assignment_change, ledger_mark, train_hold, webhook_delivery
 from runtime.settings import load_settings
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from tests.adversary.alarms.breaks.kills import kill, no_bytes, stopped
 from tests.adversary.alarms.breaks.kinds import Break
-from tests.adversary.alarms.world import WatchedHome
+from tests.adversary.alarms.breaks.settings import changed
+from tests.adversary.alarms.world import WatchedHome, until
+from tests.worlds.processes import free_port
 from weights.issuer import Issuer
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of
@@ -47,6 +49,30 @@ def waiting_candidate(world: WatchedHome) -> Iterator[None]:
             mine = update(assignment).where(assignment.c.arm == CANDIDATE)
             connection.execute(mine.values(at=assignment.c.at - 3600.0))
         yield
+
+
+@contextmanager
+def deaf_receiver(world: WatchedHome) -> Iterator[None]:
+    """A receiver of webhooks has been away for two hours. Its URL stands in the settings; nobody listens there."""
+    policy, url = load_settings(world.home).policy, f"http://127.0.0.1:{free_port()}/"
+
+    def waits() -> bool:
+        with world.database() as connection:
+            tried = select(webhook_delivery.c.id).where(webhook_delivery.c.num_tries > 0)
+            return connection.execute(tried).first() is not None
+
+    with changed(world, "release", "webhooks", urls=[url], private_hosts=["127.0.0.1"]):
+        time.sleep(5.0)
+        with world.database() as connection:
+            holds.freeze(connection, policy=policy, until=None, writer="benchmark", reason="something to tell")
+        try:
+            until(waits, _PATIENCE_SECONDS, "release told nobody of the freeze")
+            with world.database() as connection:
+                connection.execute(update(webhook_delivery).values(at=webhook_delivery.c.at - 2 * 3600.0))
+            yield
+        finally:
+            with world.database() as connection:
+                holds.resume(connection, policy=policy, writer="benchmark", reason="it was told")
 
 
 @contextmanager
@@ -95,6 +121,7 @@ def breaks() -> tuple[Break, ...]:
     return (  # a candidate's time begins again when a freeze ends, so it comes first
         Break("a candidate has waited for an hour", "CandidateWaits", "", waiting_candidate),
         Break("operators forgot a freeze", "HeldForADay", "", held_for_days),
+        Break("a receiver of webhooks is away", "WebhooksFail", "", deaf_receiver),
         Break("no audit has balanced for three days", "LedgerNotSealed", "", unsealed, hurried=True),
         Break("the signed list of versions was not renewed", "SnapshotExpires", "", old_snapshot, hurried=True),
     )
