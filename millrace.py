@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
         name: Entry(_PROCESS, f"Run the process {name} in the foreground.", "", is_hidden=True)
         for name in ("engine", *FOLLOWED, "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release")
     },
-    "training": Entry("commands.process:training", "Run the process training in the foreground.", "", is_hidden=True),
+    "training": Entry("commands.training:app", "Take a step that the trainer's guard stopped again: replay.", _LOOK),
 })  # fmt: skip
 
 

@@ -63,23 +63,6 @@ def process(context: typer.Context, home: HomeOption = DEFAULT_HOME, *, supervis
     run_process(str(context.info_name), home, supervised=supervised)
 
 
-def training(
-    home: HomeOption = DEFAULT_HOME,
-    *,
-    supervised: SupervisedOption = False,
-    start_from: Annotated[
-        str,
-        typer.Option("--from", help="earliest or now: choose where to read on after positions were lost, then exit."),
-    ] = "",
-) -> None:
-    """Run the process training in the foreground."""
-    if start_from not in {"", "earliest", "now"}:
-        raise InvalidSettings(
-            f"--from {start_from}: it is earliest (the oldest record in the log) or now (the end of the log)"
-        )
-    run_process("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
-
-
 def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> None:
     """Import only this process, and run it until SIGTERM, SIGINT or, if `supervised`, until standard input closes.
 

@@ -35,6 +35,7 @@ _IMPORTED = (
     "commands.init",
     "commands.process",
     "commands.release",
+    "commands.training",
     "commands.up",
     "pipelines.training.__main__",
     "pipelines.training.process",

@@ -73,7 +73,7 @@ class Steps:
         self._tree, self._journal, self._unfinished = recovery.branches.tree, recovery.journal, restored.unfinished
         self._age_clock = wall_for_ages(around.clock, around.monotonic)
         origin = origin_of(settings.base, training, learner.trainee.machine())
-        self._bundles = Bundles(settings.home / "bundles", origin)
+        self._bundles = Bundles(settings.home / "bundles", settings.checkpoints, origin)
         needs_experts = bool(routing.layers) and training.replay_experts == "required"
         size, horizon = (learner.max_length, learner.vocabulary_size), training.horizon_seconds or math.inf
         self._limits = TrainingLimits(*size, around.lease.policy, routing, needs_experts, horizon)
@@ -136,6 +136,7 @@ class Steps:
     def before_save(self) -> set[str]:
         """Before a save: forget samples beyond the horizon, and note the levels of rewards. Returns the suspects whose fates it holds."""
         self._state.reward_levels = self._watch.levels.to_json()
+        self._bundles.expire()
         if self._training.horizon_seconds is not None:
             # A clock that is years ahead must not forget all.
             now = min(self._age_clock(), self._newest_sample)
@@ -227,7 +228,7 @@ class Steps:
         seconds = time.monotonic() - began
         batch, left, culprits = found.learned, found.left, found.culprits
         is_guarded = culprits or (found.result is not None and found.result.skipped)
-        bundle = self._bundles.keep_step(plan, found) if is_guarded else None
+        bundle = self._bundles.keep_step(plan, found, self._journal.name) if is_guarded else None
         for part, failure in culprits:
             self._quarantine(part, failure, bundle)
         for item in left.everything:
@@ -273,14 +274,14 @@ class Steps:
 
     def _without_turned(self, drawn: Batch) -> Batch:
         """Quarantine the samples of tasks whose rewards jumped, and say why in a bundle."""
-        now = self._age_clock()
+        before, now = self._watch.memory(drawn.samples), self._age_clock()
         found = self._watch.suspicions(drawn.samples, now)
         self._state.suspect_since = self._watch.suspect_since
         if not found:
             return drawn
         keys = of_tasks(drawn.samples, found)
         epoch, step = self._state.epoch, self._state.step
-        path = self._bundles.keep_rewards(drawn.samples, found, epoch=epoch, step=step, at=now)
+        path = self._bundles.keep_rewards(drawn.samples, found, before, epoch=epoch, step=step, at=now)
         tasks = [item._asdict() for item in found]
         log.error("rewards jumped: samples quarantined", tasks=tasks, num_samples=len(keys), bundle=str(path))
         metrics.TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(keys))

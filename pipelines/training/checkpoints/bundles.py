@@ -1,10 +1,16 @@
-"""Bundles: what explains each step that the guard stopped. Keys and figures, no content.
+"""Bundles: what explains each step that the guard stopped, and what is needed to take it again elsewhere.
 
-    bundles/step-000003-00000018-9f2c31aa/bundle.json     a step that was skipped, or that found culprits: a `StepBundle`
-            rewards-000003-00000021-51e07b20/bundle.json  rewards that jumped, so that their samples never came to a step
+    bundles/step-000003-00000018-9f2c31aa/    a step that was skipped, or that found culprits
+                 bundle.json                   a `StepBundle`: every look of the guard, and what it led to. Keys and figures, no content
+                 checkpoint-000003-00000007/   hard links: the weights as of the last save, and the journal of the steps since then,
+                                               which ends with this one. The samples stand in it, content included
+            rewards-000003-00000021-51e07b20/  rewards that jumped, so that their samples never came to a step: a `RewardBundle` alone
 
-In: a guarded step. Out: its file, there whole or not at all. Waits for: the disk. If the disk is full or refuses, training goes on
-without the bundle, and the log says so. The newest MOST_BUNDLES stay.
+In: a guarded step. Out: its folder, there whole or not at all. Waits for: the disk. If the disk is full or refuses, training goes on
+without the bundle, and the log says so.
+
+Bounds: MOST_BUNDLES bundles. Only those of the newest MOST_CHECKPOINTS checkpoints, and none older than CONTENT_SECONDS, keep their
+links; a checkpoint that nothing else needs takes 12 bytes per parameter. `bundle.json` is sealed with its own checksum.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import json
 import math
 import re
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,25 +28,32 @@ import msgspec
 import structlog
 from blake3 import blake3
 
-from contracts.errors import MillraceError
+from contracts.errors import MillraceError, WeightsRefused
+from contracts.records import Experience
 from pipelines.training.known.experiences import num_tokens
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, of_tasks
 from pipelines.training.samples.trial import Failure
-from weights.files import make_folder_durably, write_durably
+from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from contracts.records import Experience
-    from pipelines.training.samples.reward_watch import Suspicion
+    from pipelines.training.samples.reward_watch import Suspicion, WatchMemory
     from pipelines.training.samples.trial import Plan, TrialResult, Tried
 
+SCHEMA = 1
 BUNDLE = "bundle.json"
 MOST_BUNDLES = 200
-_OWN = re.compile(r"(step|rewards)-.+")
-"""What may be deleted here."""
+MOST_CHECKPOINTS = 2
+CONTENT_SECONDS = 7 * 24 * 3600.0
+"""How long what users wrote stays in a bundle: as long as corrections of it are learned by default."""
+_OWN = re.compile(r"(step|rewards)-.+|(epoch|sample|rewards)-.+\.json")
+"""What may be deleted here. The files ending in .json are bundles of earlier releases."""
+_UNFINISHED = "unfinished-"
 _NOT_OF_ROWS = ("mismatch_", "seconds_", "step_seconds", "tokens_per_second_", "mfu_")
 """Figures that depend on more than weights and rows: of other versions, or of time."""
+_CHECKSUM = "blake3"
+_SAME_AGAIN = "copy the whole folder from the home again"
 
 log = structlog.get_logger()
 
@@ -79,7 +93,7 @@ class BlamedSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundleOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a bundle was made."""
+    """Where a bundle was made. A step gives the same bits only where all of this is the same."""
 
     base: str
     """Folder or hub id of the base policy."""
@@ -89,6 +103,7 @@ class BundleOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Guarded(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
     epoch: int
     step: int
     """Steps that were taken or skipped before it."""
@@ -100,6 +115,11 @@ class _Guarded(msgspec.Struct, frozen=True, kw_only=True):
 class StepBundle(_Guarded, frozen=True, kw_only=True, tag="step"):
     """A guarded step."""
 
+    checkpoint: str
+    """The folder beside this file that leads to the weights; empty: see `missing`."""
+    missing: str = ""
+    plan: str
+    """The digest of the plan in the journal there."""
     learned: int
     """Rows that were learned in the end."""
     looks: list[GuardLook]
@@ -114,9 +134,19 @@ class RewardBundle(_Guarded, frozen=True, kw_only=True, tag="rewards"):
     """See `reward_watch.Suspicion`."""
     samples: list[dict[str, Figure]]
     """Those that were quarantined."""
+    batch: list[Experience]
+    """All samples of the batch, without tokens."""
+    levels: dict[str, Any]
+    recent: dict[str, list[float]]
+    suspect_since: dict[str, float]
+    """What the watch knew before."""
 
 
-def _facts_of(found: TrialResult) -> dict[str, Any]:
+Bundle = StepBundle | RewardBundle
+
+
+def facts_of(found: TrialResult) -> dict[str, Any]:
+    """What a step came to: the fields of a `StepBundle` that taking the step again gives."""
     looks = [_look_at(item) for item in found.tried]
     whole = next((look.reason for look in looks if look.is_whole and look.reason), "")
     culprits = [
@@ -149,24 +179,75 @@ def origin_of(base: str, settings: Any, machine: dict[str, str]) -> BundleOrigin
     return BundleOrigin(base=str(place.resolve()) if place.exists() else base, machine=machine, settings=held)
 
 
+def encode_bundle(bundle: Bundle) -> bytes:
+    """The bytes of `bundle.json`."""
+    document = _finite(msgspec.to_builtins(bundle, enc_hook=str))
+    return json.dumps({**document, _CHECKSUM: _checksum(document)}, indent=1, allow_nan=False).encode()
+
+
+def decode_bundle(data: bytes, name: str) -> Bundle:
+    """Invert `encode_bundle`. Raises WeightsRefused: `damaged_bundle`, `newer_schema` or `old_bundle`."""
+    try:
+        document: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WeightsRefused("damaged_bundle", f"{name} is cut or is not JSON ({error}): {_SAME_AGAIN}") from error
+    if not isinstance(document, dict) or _CHECKSUM not in document:
+        raise WeightsRefused(
+            "old_bundle",
+            f"{name} is not a bundle, or an older Millrace wrote it: it has figures only, so read them there",
+        )
+    schema = document.get("schema")
+    if schema != SCHEMA:
+        raise WeightsRefused(
+            "newer_schema",
+            f"{name} has schema {schema}, this Millrace reads {SCHEMA}: replay it with the release that wrote it",
+        )
+    if document.pop(_CHECKSUM) != _checksum(document):
+        raise WeightsRefused("damaged_bundle", f"{name} does not match its checksum: {_SAME_AGAIN}")
+    try:
+        return msgspec.convert(document, StepBundle | RewardBundle)
+    except msgspec.ValidationError as error:
+        raise WeightsRefused("damaged_bundle", f"{name} is not a bundle ({error}): {_SAME_AGAIN}") from error
+
+
 class Bundles:
     """The bundles of one trainer, in its thread."""
 
-    def __init__(self, folder: Path, origin: BundleOrigin) -> None:
-        """`origin` says where this trainer runs."""
-        self._folder, self._origin = folder, origin
-        for links in folder.glob("*/checkpoint-*"):  # of 0.1.0 before it was released: weights, and what users wrote
-            shutil.rmtree(links, ignore_errors=True)
+    def __init__(
+        self, folder: Path, checkpoints: Path, origin: BundleOrigin, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`origin` says where this trainer runs. `clock` is that of the disk's files."""
+        self._folder, self._checkpoints, self._origin, self._clock = folder, checkpoints, origin, clock
+        self._expires = 0.0
 
-    def keep_step(self, plan: Plan, found: TrialResult) -> Path | None:
-        """Write the bundle of a step that was skipped or found culprits; None if that was not possible."""
-        bundle = StepBundle(epoch=plan.epoch, step=plan.step, at=plan.at, origin=self._origin, **_facts_of(found))
-        return self._keep(f"step-{plan.epoch:06d}-{plan.step:08d}-{plan.digest[:8]}", bundle)
+    def keep_step(self, plan: Plan, found: TrialResult, checkpoint: str) -> Path | None:
+        """Write the bundle of a step that was skipped or found culprits; None if that was not possible.
+
+        `checkpoint`: the one that the journal follows, whose last plan is this; empty: none leads to these weights.
+        """
+        bundle = StepBundle(
+            epoch=plan.epoch,
+            step=plan.step,
+            at=plan.at,
+            origin=self._origin,
+            checkpoint=checkpoint,
+            missing="" if checkpoint else "no checkpoint led to the weights of this step",
+            plan=plan.digest,
+            **facts_of(found),
+        )
+        return self._keep(f"step-{plan.epoch:06d}-{plan.step:08d}-{plan.digest[:8]}", bundle, checkpoint)
 
     def keep_rewards(
-        self, batch: Sequence[Experience], found: Sequence[Suspicion], *, epoch: int, step: int, at: float
+        self,
+        batch: Sequence[Experience],
+        found: Sequence[Suspicion],
+        before: WatchMemory,
+        *,
+        epoch: int,
+        step: int,
+        at: float,
     ) -> Path | None:
-        """Write the bundle of rewards that jumped; None if that was not possible."""
+        """Write the bundle of rewards that jumped; None if that was not possible. What people wrote and were told is left out."""
         keys = of_tasks(batch, found)
         bundle = RewardBundle(
             epoch=epoch,
@@ -180,23 +261,74 @@ class Bundles:
                 for item in batch
                 if item.key in keys
             ],
+            batch=[_without_tokens(item) for item in batch],
+            **before._asdict(),
         )
         digest = blake3("\n".join(item.key for item in batch).encode()).hexdigest(4)
-        return self._keep(f"rewards-{epoch:06d}-{step:08d}-{digest}", bundle)
+        return self._keep(f"rewards-{epoch:06d}-{step:08d}-{digest}", bundle, "")
 
-    def _keep(self, name: str, bundle: StepBundle | RewardBundle) -> Path | None:
-        place = self._folder / name
+    def expire(self) -> None:
+        """Delete what is too old. Cheap if nothing is."""
+        if self._clock() < self._expires:
+            return
+        self._expires = math.inf
         try:
-            make_folder_durably(place)
-            document = _finite(msgspec.to_builtins(bundle, enc_hook=str))
-            write_durably(place / BUNDLE, [json.dumps(document, indent=1, allow_nan=False).encode()])
-            own = [path for path in self._folder.iterdir() if _OWN.fullmatch(path.name)]
-            for path in sorted(own, key=lambda path: path.stat().st_mtime)[:-MOST_BUNDLES]:
-                shutil.rmtree(path)
+            self._delete_old()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("old bundles are not deleted", folder=str(self._folder), reason=str(error))
+
+    def _keep(self, name: str, bundle: Bundle, checkpoint: str) -> Path | None:
+        place, temporary = self._folder / name, self._folder / f"{_UNFINISHED}{name}"
+        try:
+            make_folder_durably(self._folder)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            if checkpoint and (missing := self._link(checkpoint, temporary)):
+                bundle = msgspec.structs.replace(bundle, checkpoint="", missing=missing)
+            write_durably(temporary / BUNDLE, [encode_bundle(bundle)])
+            sync_folder(temporary)
+            shutil.rmtree(place, ignore_errors=True)
+            temporary.replace(place)
+            sync_folder(self._folder)
         except (OSError, MillraceError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
             log.error("the bundle of a guarded step is not written", bundle=str(place), reason=str(error))  # noqa: TRY400 an operator's disk
             return None
+        self._expires = 0.0
+        self.expire()
         return place
+
+    def _link(self, checkpoint: str, folder: Path) -> str:
+        """Link what leads to the weights; returns why that is impossible, or empty."""
+        target = folder / checkpoint
+        try:
+            target.mkdir()
+            for path in sorted((self._checkpoints / checkpoint).iterdir()):
+                (target / path.name).hardlink_to(path)
+            sync_folder(target)
+        except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            return f"{checkpoint} could not be linked: {error.strerror}"
+        return ""
+
+    def _delete_old(self) -> None:
+        """Delete the oldest bundles, and the links of all but the newest."""
+        for path in self._folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        own = (path for path in self._folder.iterdir() if _OWN.fullmatch(path.name))
+        kept: set[str] = set()
+        for number, (at, path) in enumerate(sorted(((_written_at(path), path) for path in own), reverse=True)):
+            if number >= MOST_BUNDLES:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+                continue
+            for links in path.glob("checkpoint-*"):
+                if self._clock() - at >= CONTENT_SECONDS or len(kept | {links.name}) > MOST_CHECKPOINTS:
+                    shutil.rmtree(links, ignore_errors=True)
+                else:
+                    kept.add(links.name)
+                    self._expires = min(self._expires, at + CONTENT_SECONDS)
 
 
 def _look_at(tried: Tried) -> GuardLook:
@@ -208,6 +340,25 @@ def _look_at(tried: Tried) -> GuardLook:
     figures = {name: value for name, value in result.metrics.items() if not name.startswith(_NOT_OF_ROWS)}
     samples = list(result.samples) if tried.is_whole else []
     return look(reason=result.skipped, left=list(result.left), figures={**figures, **result.signs}, samples=samples)
+
+
+def _without_tokens(item: Experience) -> Experience:
+    bare = {"token_ids": b"", "loss_mask": b"", "logprobs": b"", "experts": b"", "expert_shape": None, "support": b""}
+    streams = msgspec.structs.replace(item.streams, edit="") if item.streams else None
+    segments = tuple(msgspec.structs.replace(part, **bare) for part in item.segments)
+    return msgspec.structs.replace(item, segments=segments, streams=streams)
+
+
+def _written_at(path: Path) -> float:
+    """When a bundle was written: its folder changes when links are deleted."""
+    try:
+        return (path / BUNDLE if path.is_dir() else path).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    return blake3(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _finite(value: Any) -> Any:

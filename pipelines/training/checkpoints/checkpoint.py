@@ -218,14 +218,14 @@ class CheckpointStore:
             version=version,
         )
 
-    def load(self, name: str) -> Checkpoint:
-        """Read and verify one checkpoint. Raises WeightsRefused: something is damaged."""
+    def load(self, name: str, *, with_samples: bool = True) -> Checkpoint:
+        """Read and verify one checkpoint; without samples it knows no fates. Raises WeightsRefused: something is damaged."""
         manifest, folder = read_manifest(self._folder, name), self._folder / name
         for file, facts in manifest.files.items():
             verify(folder / file, facts)
         try:
             state = msgspec.json.decode(read_small(folder / STATE, _MOST_STATE_BYTES), type=TrainerState)
-            if MARK in manifest.files:
+            if with_samples and MARK in manifest.files:
                 state.use(self.samples_of(name, self._mark_of(name)))
             weights, moments = TensorFile(folder / WEIGHTS), TensorFile(folder / MOMENTS)
         except (OSError, NotFound, msgspec.MsgspecError) as error:

@@ -2,7 +2,8 @@
 
     checkpoint ──▶ learner ──plan, end, plan, end, ...──▶ weights, moments and trackers as they were, bit for bit
 
-A restart goes this way on the journal of its checkpoint; a rollback goes to the checkpoint of a version, which no plan follows. What each step decided is read from its record and not decided again, so every sample is
+A restart goes this way on the journal of its checkpoint, and `millrace training replay` on that of a bundle; a rollback goes to the
+checkpoint of a version, which no plan follows. What each step decided is read from its record and not decided again, so every sample is
 trained once even where the numbers differ: on another device, with another version of torch, after a changed setting. That is seen
 in the digest, and named. Equal bits are promised on the same machine, device and number of processes only.
 """

@@ -50,6 +50,14 @@ class Suspicion(NamedTuple):
     num_samples: int
 
 
+class WatchMemory(NamedTuple):
+    """What the watch knows of the tasks of some samples, as JSON."""
+
+    levels: dict[str, Any]
+    recent: dict[str, list[float]]
+    suspect_since: dict[str, float]
+
+
 class RewardWatch:
     """What each task's rewards were, by part and version."""
 
@@ -66,6 +74,19 @@ class RewardWatch:
         if isinstance(tracker, BetaTracker):
             self.levels = tracker.rescaled(self._low, self._high)
         self.suspect_since = dict(suspect_since)
+
+    def memory(self, samples: Sequence[Experience]) -> WatchMemory:
+        """What `suspicions` of these samples depends on."""
+        names = {f"{_task(item)}#{part}" for item in samples for part in self._values(item)}
+        known = {name: self.levels.entries[name] for name in names if name in self.levels.entries}
+        levels = BetaTracker(known, sum(map(len, known.values())), self._low, self._high)
+        recent = {name: list(self._recent[name]) for name in names if name in self._recent}
+        return WatchMemory(levels.to_json(), recent, dict(self.suspect_since))
+
+    def remember(self, memory: WatchMemory) -> None:
+        """Continue with what `memory` gave."""
+        self.take(memory.levels, memory.suspect_since)
+        self._recent = {name: deque(values, maxlen=LEAST_SAMPLES) for name, values in memory.recent.items()}
 
     def suspicions(self, samples: Sequence[Experience], now: float) -> list[Suspicion]:
         """The worst part of each task that must not be trained now."""

@@ -1,4 +1,4 @@
-"""The trainer on a device: its gradient, its restart, its versions in an engine, and its memory."""
+"""The trainer on a device: its gradient, its restart, its versions in an engine, its memory, and its bundles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from contracts.records import Experience
+from pipelines.training.checkpoints.bundle_replay import replay_bundle
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
 from tests.unit.pipelines.training.builders import a_learner, bits_now, captured, experience, model_of, segment
+from tests.unit.pipelines.training.checkpoints.test_bundle_replay import blamed_bundle
 from tests.unit.pipelines.training.learning.test_models_learn import learn
 from tests.unit.pipelines.training.learning.test_precision import batch
 from weights.tensors import root_of
@@ -89,6 +91,12 @@ def test_a_checkpoint_goes_on_on_a_cpu_with_the_same_weights(device: str, tmp_pa
     elsewhere.restore(store.load(name))
     assert root_of(bits_now(elsewhere)) == root_of(bits_now(learner))
     assert learn(elsewhere, 1) == ""
+
+
+def test_a_blamed_sample_is_blamed_again_with_the_same_numbers(device: str, tmp_path: Path) -> None:
+    found = replay_bundle(blamed_bundle(tmp_path, device))
+    assert found.machine == []
+    assert found.is_same
 
 
 def many(count: int) -> list[Experience]:

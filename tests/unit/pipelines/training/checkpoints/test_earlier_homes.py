@@ -1,4 +1,4 @@
-"""A home that an earlier release left: its checkpoint and its journal are read, and the steps come to the same bits.
+"""A home that an earlier release left: its checkpoint, its journal and its bundles are read, and the steps come to the same bits.
 
 The files are written here byte by byte as releases until November 2026 wrote them, with nothing of today's code.
 """
@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from blake3 import blake3
 
+from pipelines.training.checkpoints.bundles import StepBundle, decode_bundle
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import take_again
@@ -132,3 +133,25 @@ def test_a_step_that_comes_to_other_bits_is_named(tmp_path: Path) -> None:
     taken = take_again(new_learner(), checkpoint, Journal(tmp_path).read(NAME, before=4), lambda _: KnownSamples())
     assert (taken.num_steps, taken.different) == (1, [40])
     assert set(taken.state.fates) == set(end["learned"]), "it is learned nevertheless"
+
+
+def test_its_bundle_is_read() -> None:
+    look = {
+        "num_rows": 2, "rows": "k", "is_whole": True, "reason": "ess_spike", "error": "", "left": [],
+        "figures": {"ess": 0.5, "loss": "nan"}, "samples": [{"key": "k", "advantage": 1.0}],
+    }  # fmt: skip
+    culprit = {
+        "key": "k", "revision": 0, "reward": 1.0, "weight": 1.0, "num_tokens": 3, "reason": "ess_spike", "error": "",
+        "traceback": [],
+    }  # fmt: skip
+    origin = {"base": "base", "machine": {"device": "cpu", "threads": "1"}, "settings": {"batch_size": 8}}
+    bundle = {
+        "type": "step", "schema": 1, "epoch": 3, "step": 40, "at": 1000.0, "reason": "ess_spike", "origin": origin,
+        "checkpoint": NAME, "missing": "", "plan": "d", "learned": 1, "looks": [look], "culprits": [culprit], "left": [],
+    }  # fmt: skip
+    digest = blake3(json.dumps(bundle, sort_keys=True).encode()).hexdigest()
+    found = decode_bundle(json.dumps({**bundle, "blake3": digest}, indent=1).encode(), "bundle.json")
+    assert isinstance(found, StepBundle)
+    assert (found.checkpoint, found.looks[0].figures, found.culprits[0].num_tokens) == (
+        NAME, {"ess": 0.5, "loss": "nan"}, 3,
+    )  # fmt: skip
