@@ -21,6 +21,7 @@ from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from runtime.operations import WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
+from runtime.template.chat_template import load_template
 from services.http import KeyRing, make_service
 from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes
@@ -41,8 +42,8 @@ from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import SessionUrls, add_session_routes
 from services.inference.sessions.turns import Turns
+from services.inference.stored.attribution import add_attribution_route
 from services.inference.stored.routes import add_stored_routes
-from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
 from services.provider import load_provider
@@ -116,6 +117,7 @@ def create_app(
     add_tokenize_route(service, planner, limit)
     add_responses_routes(service, responder, ResponseStore(links.sessions, settings.session_seconds))
     add_stored_routes(service, database, policy, limit)
+    add_attribution_route(service, database, limit)
     add_session_routes(service, database, planner.tasks, limit, settings.session_seconds)
     hot_load = HotLoad(
         policy=policy,
