@@ -71,7 +71,7 @@ class Crowd:
     def hear(
         self, asked: Sequence[HouseQuestion], said: Sequence[Said], version: int
     ) -> list[tuple[Generation, list[Signal]]]:
-        """What is logged of some answers and of what their users do."""
+        """The records of some answers, and the signals of their users."""
         return [self._heard(question, answer, version) for question, answer in zip(asked, said, strict=True)]
 
     def _heard(self, question: HouseQuestion, answer: Said, version: int) -> tuple[Generation, list[Signal]]:

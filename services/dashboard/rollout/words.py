@@ -9,8 +9,8 @@ from contracts.arms import shares_of
 from contracts.assignments import PROVIDER, Assignment
 from contracts.error_budget import TRAINS, BudgetShown
 from contracts.holds import Hold
+from services.dashboard.averages import accept_rate, quantile
 from services.dashboard.formatting import percent, seconds, version
-from services.dashboard.live.charts import accept_rate, quantile
 from services.dashboard.rollout.queries import Side
 
 
