@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidSettings
@@ -38,6 +38,11 @@ from runtime.settings_file import FILE_NAME, SETTINGS, expanded, is_given, setti
 
 Origin = Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:[0-9]+)?$")]
 SectionType = TypeVar("SectionType", bound="Section")
+
+
+def _split(given: object) -> object:
+    """A list that was written as one text, with commas: the value of an option."""
+    return tuple(given.split(",")) if isinstance(given, str) else given
 
 
 class Section(BaseModel):
@@ -75,7 +80,7 @@ class Settings(KafkaSettings, Section):
     """Address of feedback as its own process; by default `web_host`."""
     feedback_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of feedback as its own process. Without it, one process `web` serves inference, feedback and dashboard."""
-    feedback_origins: tuple[Origin, ...] = ()
+    feedback_origins: Annotated[tuple[Origin, ...], BeforeValidator(_split)] = ()
     """Sites whose pages may send feedback: `https://app.example`."""
     dashboard_host: str | None = None
     """Address of the dashboard as its own process; by default `web_host`."""

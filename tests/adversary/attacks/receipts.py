@@ -9,6 +9,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -47,11 +48,11 @@ class Forger:
     def rewritten(self) -> str:
         """Another payload before the code of a genuine one."""
         held, text = self.genuine()
-        changes: dict[str, object] = self.chance.choice((
+        changes: list[dict[str, Any]] = [
             {"completion_id": new_completion_id()}, {"expires_at": held.expires_at + 86_400}, {"tenant": "victim"},
             {"signals": ("accepted", "edited")}, {"choice": 1}, {"submitter": "somebody"},
-        ))  # fmt: skip
-        return f"{_signed(msgspec.structs.replace(held, **changes))}.{text.rpartition('.')[2]}"
+        ]  # fmt: skip
+        return f"{_signed(msgspec.structs.replace(held, **self.chance.choice(changes)))}.{text.rpartition('.')[2]}"
 
     def guessed(self) -> str:
         """Signed with a secret of one's own: random, empty, or zeros."""
