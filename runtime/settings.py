@@ -79,13 +79,13 @@ class Settings(KafkaSettings, Section):
     feedback_host: str | None = None
     """Address of feedback as its own process; by default `web_host`."""
     feedback_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of feedback as its own process. Without it, one process `web` serves inference, feedback and dashboard."""
+    """Its port. Without it, one process `web` serves inference, feedback and dashboard."""
     feedback_origins: Annotated[tuple[Origin, ...], BeforeValidator(_split)] = ()
     """Sites whose pages may send feedback: `https://app.example`."""
     dashboard_host: str | None = None
     """Address of the dashboard as its own process; by default `web_host`."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the dashboard as its own process."""
+    """Its port."""
     database_url: str | None = None
     """`postgresql+psycopg://user@host/name`. Without it, SQLite in the home."""
     partitions: int = Field(default=NUM_PARTITIONS, ge=4, le=256)

@@ -11,12 +11,13 @@ from rich.table import Table
 
 from commands.learn.curation import curate, held_out_prompts
 from commands.learn.queries import withdrawn
-from commands.learn.rendering import NotRendered, Renderer
+from commands.learn.rendering import Renderer
 from commands.learn.selection import select
 from contracts.clusters import words_of
 from contracts.tasks.loading import load_tasks
 from pipelines.episodes.curation.curator import hash_of
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.text.rendering import NotRendered
 from pipelines.training.text.samples import TextSample
 from runtime.sentinels import read_sentinels, sentinels_of_home
 from runtime.settings import Settings

@@ -15,6 +15,8 @@ from runtime.log.outbox import Relay
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.feedback.intake import SignalIntake
+from services.feedback.langfuse import add_langfuse_routes
+from services.feedback.otlp import add_otlp_routes
 from services.feedback.pages import PageFeedback
 from services.feedback.repository import PROCESS
 from services.feedback.routes import add_receipt_route, add_routes
@@ -58,4 +60,6 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, links: 
     )
     add_routes(service, intake, limit, pages)
     add_receipt_route(service, pages, limit)
+    add_langfuse_routes(service, intake, tasks, limit)
+    add_otlp_routes(service, intake, tasks, limit)
     return service

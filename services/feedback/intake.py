@@ -56,7 +56,7 @@ class SignalIntake:
     async def submit(
         self, items: Sequence[Any], caller: Caller, num_bytes: int
     ) -> list[Acknowledgement | MillraceError]:
-        """Take items in, as JSON or decoded. A refused item does not affect the others. `num_bytes`: of all items together.
+        """Take items in, as JSON or decoded, or the error that refuses one. A refused item does not affect the others. `num_bytes`: of all items.
 
         Raises Unavailable: no item was stored.
         """
@@ -151,6 +151,8 @@ class SignalIntake:
         return [self._read_item(item, caller, now) for item in items]
 
     def _read_item(self, item: Any, caller: Caller, now: float) -> ReceivedItem | MillraceError:
+        if isinstance(item, MillraceError):
+            return item
         try:
             content = read_json(_ANYTHING, bytes(item)) if isinstance(item, msgspec.Raw) else item
             return read_item(content, self._tasks, caller.tenant, now, caller.role)
