@@ -1,7 +1,8 @@
 """Numbers that may only fall: modules of a crowded folder, and private names of other packages that a test file reaches.
 
 `python -m tests.upkeep.ceilings` writes `tests/upkeep/ceilings.toml` lower, after something fell, moved or went; it refuses to write a number higher.
-A folder that is not listed has at most 25 Python modules, a test file that is not listed reaches no private name.
+A folder that is not listed has at most 25 Python modules, a test file that is not listed reaches no private name. Migrations are a history, which
+only grows: they are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 LISTED = Path(__file__).parent / "ceilings.toml"
 FOLDERS = (
-    "benchmarks", "commands", "contracts", "deploy", "docs", "engines", "examples", "migrations", "pipelines", "policy", "rewards", "runtime",
+    "benchmarks", "commands", "contracts", "deploy", "docs", "engines", "examples", "pipelines", "policy", "rewards", "runtime",
     "services", "tests", "weights",
 )  # fmt: skip
 MOST_MODULES = 25

@@ -17,8 +17,7 @@ from contracts.record_checks import is_completion_id
 from contracts.records import Score, Signal, decode_shape
 from runtime.database import Database
 from services.http import AppCaller, reply
-from services.inference.stored.queries import find_histories
-from services.inference.stored.routes import unknown_completion
+from services.inference.stored.queries import find_histories, unknown_completion
 from services.limits import Limit
 
 _TOLD = ("revision", "state", "reason", "version", "at")

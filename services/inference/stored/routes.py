@@ -9,14 +9,21 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from contracts.errors import NotFound, Unsupported, field_error
+from contracts.errors import Unsupported, field_error
 from contracts.keys import Caller
 from contracts.record_checks import is_completion_id
 from contracts.records import unpack_ids
 from runtime.database import Database
 from services.http import AppCaller, reply
 from services.inference.replies import fingerprint, message_of
-from services.inference.stored.queries import StoredChoice, StoredSearch, find_choices, find_stored
+from services.inference.stored.attribution import add_attribution_route
+from services.inference.stored.queries import (
+    StoredChoice,
+    StoredSearch,
+    find_choices,
+    find_stored,
+    unknown_completion,
+)
 from services.inference.terms import pinned_version
 from services.limits import Limit
 
@@ -38,6 +45,7 @@ class _PageParameters:
 
 def add_stored_routes(service: FastAPI, database: Database, policy: str, requests: Limit) -> None:
     """Add the routes that list and show completions of the caller's tenant. They count against its limit of requests."""
+    add_attribution_route(service, database, requests)
 
     def choices_of(tenant: str, completion_id: str) -> list[StoredChoice]:
         with database.snapshot() as connection:
@@ -113,12 +121,6 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
             "requests with store=false are never kept"
         )
         raise await refused(caller, completion_id, why, "completion_id")
-
-
-def unknown_completion(completion_id: str) -> NotFound:
-    """The refusal of an id that is no completion of the caller's tenant."""
-    why = "it may not have arrived yet, its request may have had store=false, or its day was deleted"
-    return NotFound(f"there is no completion {completion_id[:_SHOWN]!r} here; {why}", param="completion_id")
 
 
 def _after(text: str | None) -> str | None:

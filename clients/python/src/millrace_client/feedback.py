@@ -48,7 +48,7 @@ class TrackedAnswer:
                 "at": time.time(),
                 **({} if self._user is None else {"submitter": {"id": self._user}}),
             }
-            # What is no JSON, such as NaN or half of a character, would make the server refuse the signals beside it.
+            # NaN, and half of a character, are no JSON: the server would refuse the signals beside them too.
             self._outbox.put(json.dumps(item, ensure_ascii=False, allow_nan=False).encode())
         except Exception as error:  # noqa: BLE001 no signal is worth an error in the app
             self._outbox.refuse("unusable", f"a signal cannot be sent: {type(error).__name__}: {error}")
