@@ -74,9 +74,13 @@ class Exporting:
             clock=lambda: self.now,
         )
         self.log, self.stop = log, Hurry()
-        self.worker = Worker(sending, database, log, follows=True, done=lambda: self.counted() and self.stop.set())
+        self.worker = Worker(sending, database, log, follows=True, done=self.end)
         self.began = self.counts()
         self.worker.step()  # it begins at the end of the log
+
+    def end(self) -> None:
+        if self.counted():
+            self.stop.set()
 
     def append(self, *answers: Generation) -> None:
         self.log.append([message(GENERATIONS, answer.key, answer) for answer in answers])
