@@ -222,6 +222,9 @@ def cases_of(kept: Kept) -> dict[str, list[Case]]:
         "POST /v1/sessions": [("4 MB of junk", {"task": "x" * LONG})],
         "POST /v1/feedback": [("a correction of 64 KB", signal), ("a text of 4 MB", {**signal, "value": "x" * LONG})],
         "POST /v1/feedback/batch": _signals(kept),
+        "POST /v1/feedback/receipts": [
+            ("1,000,000 signals", {"completion_id": kept.completion, "signals": ["x"] * (LONG // 4)})
+        ],
         "POST /api/public/scores": _scores(kept),
         "POST /api/public/ingestion": [
             (name, {"batch": [{"id": "e", "type": "score-create", "body": score} for score in scores[:40_000]]})

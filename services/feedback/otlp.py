@@ -88,8 +88,8 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
             if encoding != "identity":  # a short body can become a long one
                 body = await asyncio.to_thread(_unpacked, body, encoding)
             found = await off_loop(lambda body: _read(kind, body, media, tasks), body)
-        except InvalidRequest:
-            await intake.reject(1)
+        except InvalidRequest as error:
+            await intake.reject(error.code)
             raise
         await limit.check(caller, len(found.items))
         TELEMETRY_IGNORED.labels("otlp").inc(found.num_ignored)
