@@ -6,6 +6,7 @@ Bodies are protobuf or JSON, plain or compressed. Neither has ids for evaluation
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -84,7 +85,9 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         body = await request.body()
         try:
-            found = await off_loop(lambda body: _read(kind, _unpacked(body, encoding), media, tasks), body)
+            if encoding != "identity":  # a short body can become a long one
+                body = await asyncio.to_thread(_unpacked, body, encoding)
+            found = await off_loop(lambda body: _read(kind, body, media, tasks), body)
         except InvalidRequest as error:
             await intake.reject(error.code)
             raise
@@ -113,8 +116,6 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
 
 def _unpacked(body: bytes, encoding: str) -> bytes:
     """Raises BodyTooLarge: it grows beyond what a service reads; InvalidRequest: it is damaged or cut off."""
-    if encoding == "identity":
-        return body
     if encoding not in {"gzip", "deflate"}:
         raise UnsupportedMediaType(f"content-encoding {encoding[:20]!r}; send gzip, deflate, or none")
     unpacking = zlib.decompressobj(wbits=47)  # either, by its first bytes

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import threading
+import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,20 +16,23 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from prometheus_client import REGISTRY
+from sqlalchemy import select
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import Message
+from contracts.event_log import NUM_PARTITIONS, Message
 from contracts.records import Generation
+from contracts.tables import position
 from contracts.topics import GENERATIONS
-from pipelines.episodes.telemetry.exporting import LATEST_SECONDS, SpanExport, headers_of
+from pipelines.episodes.telemetry.exporting import LATEST_SECONDS, SpanExport, exporter, headers_of
 from pipelines.episodes.telemetry.settings import TelemetrySettings
 from runtime.database import Database
 from runtime.log.local import LocalLog
-from runtime.log.loss_detection import read_positions
+from runtime.log.loss_detection import TELEMETRY, read_positions
 from runtime.log.outbox import message
 from runtime.settings import make_section
 from runtime.worker import Worker
 from tests.fakes import a_generation
+from tests.unit.services.serving import wait_until
 
 FATES = ("sent", "refused", "expired", "unreadable")
 
@@ -162,6 +168,44 @@ def test_its_position_is_no_reason_to_miss_records(exporting: Exporting, databas
 
     with database.snapshot() as connection:
         assert read_positions(connection) == {}
+
+
+def test_the_thread_sends_over_http_until_it_is_stopped(
+    database: Database, event_log: LocalLog, tmp_path: Path
+) -> None:
+    seen = list[tuple[str, str]]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            seen.append((self.path, self.headers["content-type"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *given: object) -> None:
+            del given
+
+    stop, held = threading.Event(), LocalLog(tmp_path / "log")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        telemetry = TelemetrySettings(otlp_endpoint=f"http://127.0.0.1:{server.server_port}/otel")
+        thread = threading.Thread(target=exporter(telemetry, Database(database.url), held, stop))
+        thread.start()
+        wait_until(lambda: has_position(database))
+        answer = a_generation(finished_at=time.time())
+        event_log.append([message(GENERATIONS, answer.key, answer)])
+        wait_until(lambda: seen)
+        stop.set()
+        thread.join()
+        server.shutdown()
+
+    assert seen == [("/otel/v1/traces", "application/x-protobuf")]
+
+
+def has_position(database: Database) -> bool:
+    with database.snapshot() as connection:
+        found = connection.execute(select(position.c.partition).where(position.c.consumer_group == TELEMETRY)).all()
+    return len(found) == NUM_PARTITIONS
 
 
 def test_headers_are_those_of_opentelemetry() -> None:
