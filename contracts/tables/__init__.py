@@ -7,7 +7,7 @@ every process at its start,  log_topic: which log the database was written with,
   and episodes               minute; the command line adds how many unread records an accepted loss cost
 every process, its own row   process_beat: its newest sign of life
 command line                 api_key
-migrations                   home_secret: the secrets of the draw of arms and of receipts, each made once
+migrations, feedback         home_secret: the secrets of the draw of arms and of receipts, each made once
 dashboard                    dashboard_session
 engine                       swap; engine_replica: its own row, or that of the vLLM server that the process follows
 inference                    agent_session: keys of single sessions, and what their calls used of their budgets

@@ -101,12 +101,8 @@ class PageFeedback:
 
     async def _own_secret(self) -> bytes:
         if self._secret is None:
-            self._secret = await asyncio.to_thread(self._read_secret)
+            self._secret = await asyncio.to_thread(repository.own_receipt_secret, self._database)
         return self._secret
-
-    def _read_secret(self) -> bytes:
-        with self._database.snapshot() as connection:
-            return repository.read_receipt_secret(connection)
 
 
 async def _short_body(request: Request) -> bytes:

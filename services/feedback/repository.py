@@ -10,6 +10,7 @@ the time of a commit. Transactions of replicas therefore wait for each other in 
 from __future__ import annotations
 
 import re
+import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ from runtime.log.recovery import ANY_BODY
 from services.feedback.requests import ReceivedItem, TargetKey
 
 PROCESS = "feedback"
-_HEX = re.compile("[0-9a-f]{64}")
+_HEX, _RECEIPTS = re.compile("[0-9a-f]{64}"), "receipts"
 _RELAYING = 0x6D_69_6C_6C  # the number of our advisory lock in PostgreSQL, where it is unique within a database
 
 Name = tuple[str, str]
@@ -140,13 +141,15 @@ def find_hashes(connection: Connection, tenant: str, signal_ids: Collection[str]
     return {signal_id: body_hash for (_, signal_id), (body_hash, _) in holders.items()}
 
 
-def read_receipt_secret(connection: Connection) -> bytes:
-    """What receipts are written with: 32 random bytes, which a migration made. Raises InvalidSettings: they were deleted."""
-    found = connection.execute(select(home_secret.c.value).where(home_secret.c.name == "receipts")).scalar_one_or_none()
-    if found is None or not _HEX.fullmatch(found):
+def own_receipt_secret(database: Database) -> bytes:
+    """What receipts are written with: 32 random bytes, made by the first replica that asks. Raises InvalidSettings: they were changed."""
+    with database.transaction() as connection:
+        insert_all_new(connection, home_secret, [{"name": _RECEIPTS, "value": secrets.token_hex(32)}])
+    with database.snapshot() as connection:
+        found = connection.execute(select(home_secret.c.value).where(home_secret.c.name == _RECEIPTS)).scalar_one()
+    if not _HEX.fullmatch(found):
         raise InvalidSettings(
-            "the row 'receipts' of the table home_secret is no 64 hex digits: restore it from a backup, or write new ones "
-            "(`openssl rand -hex 32`), which ends every receipt"
+            f"the row {_RECEIPTS!r} of the table home_secret is no 64 hex digits: delete it, which ends every receipt"
         )
     return bytes.fromhex(found)
 

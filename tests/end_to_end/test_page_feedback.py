@@ -86,7 +86,7 @@ class Tab:
         self.browser.wait_for("window.millrace")
 
     def track(self, call: str, receipt: str | None = None) -> None:
-        """Call one method of the tracked answer."""
+        """Call a method of the tracked answer."""
         answer = json.dumps({"receipt": receipt or self.server.receipt(signals=["accepted", "edited", "thumbs"])})
         self.browser.evaluate(f"millrace.track({answer}).{call}")
 

@@ -21,7 +21,7 @@ from runtime.log.local import LocalLog
 from runtime.settings import Settings
 from services.feedback.app import create_app
 from services.feedback.receipts import Receipt, write_receipt
-from services.feedback.repository import read_receipt_secret
+from services.feedback.repository import own_receipt_secret
 from tests.unit.services.serving import make_home, make_key, serve
 
 APP = "https://app.example"
@@ -102,8 +102,7 @@ class Page(Feedback):
 
     def sign(self, expires_at: int) -> str:
         """A receipt that the server did not check."""
-        with self.database.snapshot() as connection:
-            secret = read_receipt_secret(connection)
+        secret = own_receipt_secret(self.database)
         return write_receipt(Receipt("default", self.completion_id, 0, ("accepted",), expires_at), secret)
 
 

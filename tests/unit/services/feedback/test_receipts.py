@@ -11,14 +11,17 @@ import httpx
 import pytest
 from sqlalchemy import delete, update
 
+from contracts.arms import read_arm_secret
 from contracts.errors import ReceiptInvalid
 from contracts.ids import new_completion_id
 from contracts.records import Submitter
 from contracts.tables import home_secret
 from runtime.database import Database
+from runtime.days import migrate
 from services.feedback.app import create_app
 from services.feedback.pages import MOST_BYTES, SIGNALS_PER_MINUTE
 from services.feedback.receipts import MOST_SIGNALS, Receipt, read_receipt, write_receipt
+from services.feedback.repository import own_receipt_secret
 from tests.adversary.attacks import receipts as forgeries
 from tests.each_case import each_case
 from tests.unit.services.feedback.conftest import APP, FullLog, Page
@@ -184,16 +187,30 @@ def test_only_pages_of_named_sites_may_ask(page: Page) -> None:
     assert keyed.status_code == 400, "a key has no place in a page"
 
 
-def test_another_secret_ends_every_receipt_at_the_next_start(page: Page, full_log: FullLog) -> None:
+def test_without_its_secret_every_receipt_ends_at_the_next_start(page: Page, full_log: FullLog) -> None:
     receipt = page.receipt()
+    ours = home_secret.c.name == "receipts"
     with page.database.transaction() as connection:
-        connection.execute(update(home_secret).where(home_secret.c.name == "receipts").values(value="ab" * 32))
+        connection.execute(delete(home_secret).where(ours))
+    assert page.say(receipt).status_code == 202
     with serve(create_app(page.settings, event_log=full_log)) as page.url:
         assert code(page.say(receipt)) == (401, "receipt_invalid")
+        assert page.say(page.receipt()).status_code == 202
     with page.database.transaction() as connection:
-        connection.execute(delete(home_secret).where(home_secret.c.name == "receipts"))
+        connection.execute(update(home_secret).where(ours).values(value="no secret"))
     with serve(create_app(page.settings, event_log=full_log)) as page.url:
-        assert page.say(receipt).status_code == 500
+        assert code(page.say(receipt)) == (500, "invalid_settings")
+
+
+def test_homes_and_uses_have_secrets_of_their_own_and_replicas_have_one(database: Database, tmp_path: Path) -> None:
+    other = Database(f"sqlite:///{tmp_path / 'other.db'}")
+    migrate(other)
+    found = [own_receipt_secret(home) for home in (database, database, other)]
+    with database.snapshot() as connection:
+        assert len({*found, read_arm_secret(connection)}) == 3
+    assert found[0] == found[1]
+    assert [len(secret) for secret in found] == [32] * 3
+    other.close()
 
 
 def test_a_receipt_is_short_and_reads_as_it_was_written() -> None:
