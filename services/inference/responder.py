@@ -106,7 +106,7 @@ class Responder:
             asked = await read(sent.body)
             plans = [await self._plan(request, sent) for request in asked.requests]
         except InvalidRequest:
-            if front is None or not provider_share(await self.planner.arms.assignments.held()):
+            if front is None or sent.spoken is None or not provider_share(await self.planner.arms.assignments.held()):
                 raise
             call = await front.call_of(sent)
             if not call.terms.may_draw:

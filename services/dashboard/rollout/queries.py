@@ -26,7 +26,7 @@ YEAR_SECONDS = 365 * 86_400.0
 
 @dataclass
 class Side:
-    """Answers to users from one side, the provider or the own versions: how many, rewards, US dollars and seconds, as far as each is known."""
+    """Answers to users from one side: how many, rewards, US dollars and seconds, as far as each is known."""
 
     num: int = 0
     rewards: list[float] = field(default_factory=list)

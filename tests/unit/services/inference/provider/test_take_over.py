@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,17 +16,21 @@ from contracts.assignments import CANARY, LEARNING, LIVE, PROVIDER
 from contracts.records import Generation
 from runtime.database import Database
 from runtime.settings import write_settings
-from services.inference import arms
-from services.inference.engine import rows
 from services.provider import ProviderSettings
+from tests.unit.services.inference import test_versions_asked
 from tests.unit.services.inference.conftest import Inference, a_service
 from tests.unit.services.inference.provider.conftest import KEY
-from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
 from tests.unit.services.serving import make_home, serve, wait_until
 from tests.worlds.servers.provider import MODEL, FakeProvider, chat_answer
 
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+
+
+def assign(database: Database, version: int | None, arm: str, share: float = 1.0) -> None:
+    """Move an arm, and let the endpoint read it: what it knows of the arms is a fifth of a second old at most."""
+    test_versions_asked.assign(database, version, arm, share)
+    time.sleep(0.25)
 
 
 class Both(Inference):
@@ -44,8 +49,6 @@ class Both(Inference):
 @pytest.fixture
 def both(tmp_path: Path, database: Database, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     """Version 3 is live, 5 the canary of 50%, 6 in the learning arm; the provider has everybody else."""
-    monkeypatch.setattr(arms, "_READ_SECONDS", -1.0)
-    monkeypatch.setattr(rows, "_READ_SECONDS", 0.05)
     monkeypatch.setenv("MILLRACE_PROVIDER_KEY", KEY)
     engine, fake = FakeEngine("own"), FakeProvider()
     engine.slots, engine.resident = {LIVE: 3, CANARY: 5, LEARNING: 6}, {3, 5, 6}
