@@ -95,9 +95,11 @@ def closing_words(summary: Mapping[str, Any]) -> str:
     arms = {name: ArmFigures(**summary["arms"][name]) for name in (PROVIDER, OWN)}
     says = [f"{name.capitalize():9}{_words(figures)}" for name, figures in arms.items()]
     last = f"At the end the own model answers {summary['own_share']:.1%} of the users."
-    if summary["own_first_seconds"] is not None:
-        last += f" It met the first of them after {summary['own_first_seconds']:.0f} s"
-        last += f", and the provider's last answer came after {summary['provider_last_seconds']:.0f} s."
+    begins, ends = summary["own_first_seconds"], summary["provider_last_seconds"]
+    if None not in {begins, ends}:
+        last += (
+            f" It met the first of them after {begins:.0f} s, and the provider's last answer came after {ends:.0f} s."
+        )
     return "\n".join([*says, last])
 
 
