@@ -113,7 +113,7 @@ def print_train(
     for item in ended:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.ended_at))
         after = _duration((item.ended_at or now) - item.started_at)
-        print(f"{when}  v{item.version} against v{item.blessed}: {item.state} after {after}: {item.reason}")
+        print(f"{when}  v{item.version} against {item.against}: {item.state} after {after}: {item.reason}")
 
 
 @app.command("webhook-test")
@@ -176,7 +176,8 @@ def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
 
 
 def _slots_say(connection: Connection, policy: str, home: Path, now: float) -> list[str]:
-    if (provider := load_provider(load_settings(home))) is not None:
+    settings = load_settings(home)
+    if not settings.base and (provider := load_provider(settings)) is not None:
         return [provider.says]
     running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
     return slot_sentences(
@@ -191,7 +192,7 @@ def _train_lines(train: Train, now: float) -> Iterator[str]:
     stages, at = train.settings["stages"], train.stage
     where = "in shadow" if at == IN_SHADOW else f"stage {at + 1} of {len(stages)}, {stages[at]:.1%}"
     left = train.settings["patience_seconds"] + train.paused_seconds - (now - train.started_at)
-    who = f"v{train.version} against v{train.blessed}: {train.state}, {where}, for {_duration(now - train.stage_at)}"
+    who = f"v{train.version} against {train.against}: {train.state}, {where}, for {_duration(now - train.stage_at)}"
     yield f"{who}; withdrawn unless proven in {_duration(max(0.0, left))}"
     yield train.reason
     facts = train.evidence
