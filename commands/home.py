@@ -41,7 +41,7 @@ from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, completed, load_settings, make_section, write_settings
 from runtime.settings_file import is_given, settings_file
-from services.inference.template.chat_template import load_template
+from runtime.template.chat_template import load_template
 from services.provider import load_provider
 from weights.adapters import A, AdapterConfig
 from weights.files import write_durably

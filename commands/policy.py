@@ -145,6 +145,7 @@ app.command("freeze")(holds.freeze)
 app.command("pin")(holds.pin)
 app.command("resume")(holds.resume)
 app.command("holdout")(holds.holdout)
+app.command("provider")(holds.provider)
 app.command("train")(print_train)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from commands.imports.rows import Refused
-from services.inference.bounds import ROLES
+from runtime.template import ROLES
 
 _TEXTS = {"text", "input_text", "output_text"}
 _MEDIA = {

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from commands.learn.curation import curate, is_held_out
 from commands.learn.queries import withdrawn
-from commands.learn.rendering import NotRendered, Renderer
+from commands.learn.rendering import Renderer
 from commands.learn.selection import select
 from contracts.clusters import words_of
 from contracts.tasks.loading import load_tasks
 from pipelines.episodes.curation.curator import hash_of
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.text.rendering import NotRendered
 from pipelines.training.text.samples import TextSample
 from runtime.sentinels import read_sentinels, sentinels_of_home
 from runtime.settings import Settings

@@ -21,6 +21,7 @@ from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from runtime.operations import WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
+from runtime.template.chat_template import load_template
 from services.http import KeyRing, make_service
 from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes
@@ -42,7 +43,6 @@ from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import SessionUrls, add_session_routes
 from services.inference.sessions.turns import Turns
 from services.inference.stored.routes import add_stored_routes
-from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
 from services.provider import load_provider

@@ -16,21 +16,17 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jinja2
 from huggingface_hub import snapshot_download
 
 from contracts.answers.registry import family_of
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported, field_error
-from services.inference.bounds import OWN_VARIABLES
-from services.inference.template import calls, files
-from services.inference.template.control_strings import ControlStrings, MarkedMessages, TemplateTexts, template_texts
-from services.inference.template.plain_tokenizer import PlainTokenizer, bounded_ids, too_long
-from services.inference.template.sandbox import make_sandbox
-
-if TYPE_CHECKING:
-    from services.inference.requests import ChatRequest
+from runtime.template import OWN_VARIABLES, calls, files
+from runtime.template.control_strings import ControlStrings, MarkedMessages, TemplateTexts, template_texts
+from runtime.template.plain_tokenizer import PlainTokenizer, bounded_ids, too_long
+from runtime.template.sandbox import make_sandbox
 
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
 _NOTHING: Mapping[str, Any] = {}
@@ -41,6 +37,30 @@ _MAX_ARGUMENTS = 2**20
 """Characters of arguments that are texts: each is read as JSON. A long context holds more, see `ChatTemplate`."""
 _MOST_OF_A_TOKEN = 16
 """Characters for each token of the context. Text has three to five; longer prompts are refused before anything looks into them."""
+
+
+class Chat(Protocol):
+    """What a request says of its prompt."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """As templates expect them."""
+
+    @property
+    def template_variables(self) -> Mapping[str, bool | int | float | str | None]:
+        """See `ChatTemplate.options_of`."""
+
+    @property
+    def reasoning_effort(self) -> str | None:
+        """See `ChatTemplate.options_of`."""
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """Those that the template renders."""
+
+    @property
+    def is_short(self) -> bool:
+        """True if it is encoded in no time."""
 
 
 class ChatTemplate:
@@ -107,7 +127,7 @@ class ChatTemplate:
         return self._rendered_or_refused(messages, tools, options)
 
     async def encode_chat(
-        self, request: ChatRequest, options: Mapping[str, Any] | None = None, *, opens_answer: bool = True
+        self, request: Chat, options: Mapping[str, Any] | None = None, *, opens_answer: bool = True
     ) -> list[int]:
         """The prompt of a chat, without its session. `options`: see `options_of`. Raises what `encode` raises."""
         if options is None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jinja2 import nodes
 
 from contracts.errors import InvalidRequest
-from services.inference.bounds import ROLES
+from runtime.template import ROLES
 
 _STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDEE), *range(0xE000, 0xE100))))
 """Noncharacters, which texts should not contain, then private ones. Few, so that a text that contains all costs little."""
