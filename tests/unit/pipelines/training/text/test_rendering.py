@@ -62,7 +62,7 @@ def scored(world: World, turn: Generation, streams: Streams | None = GOOD, **cha
     world.log.append([sent])
     partition = sent.route % world.log.num_partitions
     place = LogPlace(partition, world.log.ends(GENERATIONS)[partition] - 1)
-    unlogged = {"segments": (), "engine": "", "dtype": "", "generated_at": 0.0}
+    unlogged: dict[str, Any] = {"segments": (), "engine": "", "dtype": "", "generated_at": 0.0}
     return experience(key=turn.key, streams=streams, source=place, **(unlogged | changes))
 
 
