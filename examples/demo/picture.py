@@ -49,7 +49,7 @@ def draw_curves(curve: Sequence[Bin], title: str, goal: float) -> str:
         f'<polyline points="{path(gate)}" fill="none" stroke="{_GATE}" stroke-width="2"/>',
         f'<polyline points="{path([(item.seconds, item.accepted) for item in curve])}" fill="none" stroke="{_USERS}" stroke-width="3"/>',
         f'<polyline points="{path(own)}" fill="none" stroke="{_OWN}" stroke-width="2"/>',
-        _text(_WIDTH - _RIGHT, 8, "the own model answers", anchor="end", colour=_OWN) if own else "",
+        _text(_WIDTH - _RIGHT, 12, "the own model answers", anchor="end", colour=_OWN) if own else "",
         _text(_WIDTH - _RIGHT, 24, "the gate says", anchor="end", colour=_GATE),
         _text(_WIDTH - _RIGHT, 40, "users accept (band: 95%)", anchor="end", colour=_USERS),
         "</svg>",

@@ -37,7 +37,9 @@ from services.engine.settings import EngineSettings
 from services.provider import ProviderSettings
 
 NUM_VISITS = 3200
-TAKEOVER_GOALS = DemoGoals(accuracy=0.95, accepted=0.92, answers_to_most=None, versions=3, seconds=360.0)
+TAKEOVER_GOALS = DemoGoals(
+    accuracy=0.95, accepted=0.92, answers_to_most=None, versions=3, seconds=360.0, gain_seconds=40.0
+)
 LEARNING = "[learning]\nrl = 0.0\nce = 1.0\npair = 0.1\n"
 """Edits, and what users accepted, are targets: a provider's answers have no tokens, so their rewards teach nothing."""
 TAKEOVER_TRAINING = {**DEMO_TRAINING, "publish_samples": 160}
