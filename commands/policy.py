@@ -16,7 +16,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts import assignments, error_budget, revocations
 from contracts import holds as held_arms
 from contracts.arms import DRAWN
-from contracts.assignments import SLOTS, Assignment
+from contracts.assignments import PROVIDER, SLOTS, Assignment, provider_share
 from contracts.engines import read_replicas
 from contracts.errors import InvalidSettings, NotFound, WeightsRefused
 from contracts.holds import Hold
@@ -30,7 +30,8 @@ from pipelines.release.webhooks.settings import WebhookSettings
 from runtime.settings import load_section, load_settings
 from runtime.settings_file import settings_file
 from runtime.train_settings import TrainSettings
-from services.dashboard.rollout.words import left_sentence, slot_sentences, unit_sentence
+from services.dashboard.rollout.queries import read_sides
+from services.dashboard.rollout.words import left_sentence, side_sentences, slot_sentences, unit_sentence
 from services.provider import load_provider
 from weights.stores.opening import open_weight_store
 
@@ -96,7 +97,8 @@ def print_train(
         arms = assignments.read(connection, settings.policy)
         budget = error_budget.read(connection, settings.policy, now)
         says = _slots_say(connection, settings.policy, home, now)
-    for line in says:
+        sides = read_sides(connection, settings.policy) if PROVIDER in arms else {}
+    for line in [*says, *side_sentences(sides, arms)]:
         print(line)
     serving = (arms[name] for name in DRAWN if name in arms and arms[name].version is not None)
     if drawn := [f"{arm.arm} v{arm.version} {arm.share:.1%}" for arm in serving]:
@@ -181,11 +183,13 @@ def _slots_say(connection: Connection, policy: str, home: Path, now: float) -> l
     if not settings.base and (provider := load_provider(settings)) is not None:
         return [provider.says]
     running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
+    arms = assignments.read(connection, policy)
     return slot_sentences(
         {arm for row in running for arm in row.slots},
         num_engines=len(running),
         is_enabled=load_section(home, "train", TrainSettings).enabled,
-        has_proved=assignments.CANARY in assignments.read(connection, policy),
+        has_proved=assignments.CANARY in arms,
+        has_front=provider_share(arms) > 0.0,
     )
 
 

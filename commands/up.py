@@ -32,7 +32,7 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
 from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
-from runtime.settings import Section, Settings, load_section, load_settings, make_section
+from runtime.settings import Section, Settings, load_section, load_settings, make_section, read_home_settings
 from runtime.settings_file import SETTINGS, is_given, settings_file
 from services.engine.settings import EngineSettings
 from services.provider import ProviderSettings, load_provider
@@ -90,6 +90,7 @@ def up(
     with until_interrupted(), claimed(home):
         urls = engine_url or ()
         engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, urls, slots=slots, device=device)
+        engines_chosen = _with_canary(engines_chosen, home, front)
         folder = resolve_policy(policy)
         sockets = listen(port, split=servers.is_shared, num_engines=engines_chosen.num_own)
         settings = new_settings(
@@ -144,6 +145,15 @@ def provider_of(provider: str | None, model: str, **prices: float | None) -> Pro
     found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model), **given)
     _ = found.key
     return found
+
+
+def _with_canary(chosen: EngineChoice, home: Path, front: ProviderSettings | None) -> EngineChoice:
+    """Behind a provider, our engine gets a slot for a canary, unless slots were chosen: without one no version takes over."""
+    held = read_home_settings(home) or {}
+    has_front = front is not None or bool(held.get("provider", {}).get("url"))
+    if not has_front or "engine" in held or chosen.own is not None or chosen.servers is not None:
+        return chosen
+    return chosen._replace(own=EngineSettings(slots=("live", "candidate", "canary")))
 
 
 def _name_in(home: Path, base: Path) -> str:
