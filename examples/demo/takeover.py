@@ -36,7 +36,6 @@ from runtime.settings import make_section
 from services.engine.settings import EngineSettings
 from services.provider import ProviderSettings
 
-NUM_VISITS = 3200
 TAKEOVER_GOALS = DemoGoals(
     accuracy=0.95, accepted=0.92, answers_to_most=None, versions=3, seconds=360.0, gain_seconds=40.0
 )
@@ -123,7 +122,6 @@ TAKEOVER = RESERVATIONS._replace(
     goals=TAKEOVER_GOALS,
     training=TAKEOVER_TRAINING,
     train=TAKEOVER_TRAIN,
-    visits=NUM_VISITS,
     further=figures_of_both,
     learning=LEARNING,
     broken=broken_goals,
