@@ -98,7 +98,7 @@ def test_settings_are_for_their_owner_only(settings: Settings) -> None:
 
 def test_a_home_keeps_redis_and_the_limits_that_were_written_into_its_file(settings: Settings) -> None:
     told = {"redis": "redis://127.0.0.1:1/0", "requests_per_minute": 600, "signals_per_minute": 1200}
-    told |= {"kafka_session_seconds": 30.0}
+    told |= {"kafka_session_seconds": 30.0, "feedback_origins": ("https://app.example", "http://127.0.0.1:5173")}
     prepare_home(settings.model_copy(update=told), {})
     again = prepare_home(settings, {}).settings
     assert {name: getattr(again, name) for name in told} == told
