@@ -41,8 +41,8 @@ TAKEOVER_GOALS = DemoGoals(
 )
 LEARNING = "[learning]\nrl = 0.0\nce = 1.0\npair = 0.1\n"
 """Edits, and what users accepted, are targets: a provider's answers have no tokens, so their rewards teach nothing."""
-TAKEOVER_TRAINING = {**DEMO_TRAINING, "publish_samples": 240, "publish_seconds": 45.0, "step_bound": 1e-4}
-"""Few versions, and longer steps: no user has a version that is not proven, and what a provider says is far from what the base says."""
+TAKEOVER_TRAINING = {**DEMO_TRAINING, "publish_samples": 240, "publish_seconds": 45.0}
+"""Few versions: no user has one that is not proven, so nobody waits for the next one."""
 TAKEOVER_TRAIN = {**DEMO_TRAIN, "stages": (0.05, 0.2, 0.5), "stage_units": 5, "margin": 0.15}
 """Without 1%: of sixteen answers a second that would be one in six seconds."""
 MACHINE_DOLLARS = 0.10
