@@ -31,6 +31,7 @@ _PROCESS = "commands.process:process"
 COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "demo": Entry("examples.demo.command:demo", "Watch a small model learn from simulated users, in five minutes.", _START),
     "demo-agent": Entry("examples.demo.agent:demo_agent", "Watch an agent with tools learn from how its sessions end.", _START),
+    "demo-takeover": Entry("examples.demo.takeover:demo_takeover", "Watch an own model learn from a provider's log, and take over.", _START),
     "up": Entry("commands.up:up", "Start Millrace with your own policy and tasks.", _START),
     "init": Entry("commands.init:init", "Prepare a home for processes that containers or systemd start.", _START),
     "learn": Entry("commands.learn.command:learn", "Warm start: learn from the log's edits and accepted answers, as version 1.", _START),

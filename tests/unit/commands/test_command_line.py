@@ -45,7 +45,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["demo-agent"], ["up"], ["policy", "rollback"], ["log", "tail"], ["audit"]]
+    "command",
+    [[], ["demo"], ["demo-agent"], ["demo-takeover"], ["up"], ["policy", "rollback"], ["log", "tail"], ["audit"]],
 )
 def test_help_explains(command: list[str]) -> None:
     ran = millrace(*command, "--help")
