@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Arrays of tests are small: threads of numpy's BLAS would spin, on cores that other workers need.
 test test-torch test-slow: export OPENBLAS_NUM_THREADS := 1
 
-.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check types rules browser clean clients helm separate-homes containers
+.PHONY: help setup vllm test-vllm test-gpu gpu gpu-packages attacks fuzz demo demo-agent demo-takeover smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check types rules browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ smoke: $(NEEDED)  ## Run the demo for half a minute: every process, nothing lost
 
 demo-agent: $(NEEDED)  ## Show an agent with tools learning from how its sessions end (SEED=1, PROFILE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo-agent --seed $(SEED) --profile $(PROFILE)
+
+demo-takeover: $(NEEDED)  ## Show an own model learning from a provider's log, and taking over (SEED=1, PROFILE as above)
+	$(ENVIRONMENT) $(BIN)/millrace demo-takeover --seed $(SEED) --profile $(PROFILE)
 
 test: setup  ## Run the fast tests: they need no server, no GPU and no browser
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end $(CHECKS:%=--ignore %) -m "not services and not gpu and not browser and not clients and not slow and not vllm"

@@ -75,13 +75,13 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
         settings = load_settings(home)
         yield sections_finding(home)
         yield checked("keys", lambda: _keys(settings))
-        if (provider := load_provider(settings)) is None:
+        if (provider := load_provider(settings)) is not None:
+            yield Finding("provider", True, False, provider.terms if settings.base else provider.says)
+        if settings.base:
             yield from engine_findings(settings)
             for gate in gates_of_home(settings):
                 yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
             yield checked("versions", lambda: versions_of(settings), needed=False)
-        else:
-            yield Finding("provider", True, False, provider.says)
         yield from process_findings(settings)
         yield _files(settings)
         yield _private(home)

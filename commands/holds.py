@@ -1,4 +1,4 @@
-"""`millrace policy freeze|pin|resume|holdout`: an operator decides what does not move, and who stays behind."""
+"""`millrace policy freeze|pin|resume|holdout|provider`: an operator decides what does not move, who stays behind, and who gets a provider."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from commands.operators import WRITER, ReasonOption, moving_arms
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import holdout as held_out
-from contracts import holds
+from contracts import holds, rollback
 from contracts.errors import InvalidValue
 from runtime.settings import load_settings
 from weights.stores.opening import open_weight_store
@@ -89,3 +89,17 @@ def holdout(
         print(f"below {low:.0%} it takes very long to measure a lift")
     elif share > high:
         print(f"above {high:.0%} many people miss every improvement")
+
+
+def provider(
+    share: Annotated[float, typer.Argument(help="Part of the users, 0 to 1; the live version gets the others.")],
+    home: HomeOption = DEFAULT_HOME,
+    *,
+    reason: ReasonOption = "provider's share set by an operator",
+) -> None:
+    """Give the provider in front a share of the users: 1 goes back to it, 0 goes over to the live version. A running train ends."""
+    settings = load_settings(home)
+    asked = {"policy": settings.policy, "writer": WRITER, "reason": reason}
+    with moving_arms(settings) as connection:
+        rollback.set_provider_share(connection, share=share, **asked)
+    print(f"{share:.1%} of the users get the provider's answers")

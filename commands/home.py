@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -21,7 +21,7 @@ from commands.keys import make_first_keys
 from commands.queries import has_keys
 from commands.sections import check_sections
 from contracts import assignments
-from contracts.assignments import LIVE
+from contracts.assignments import LIVE, PROVIDER
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
 from contracts.files import read_small
@@ -41,7 +41,8 @@ from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, completed, load_settings, make_section, write_settings
 from runtime.settings_file import is_given, settings_file
-from services.inference.template.chat_template import load_template
+from runtime.template.chat_template import load_template
+from services.provider import load_provider
 from weights.adapters import A, AdapterConfig
 from weights.files import write_durably
 from weights.mapped import map_safetensors
@@ -155,21 +156,27 @@ def prepare_home(
     app_key = _make_secrets(database, settings.home)
     with database.transaction() as connection:
         assignments.note_run(connection, policy, settings.run)
-        if base is not None and LIVE not in assignments.read(connection, policy):
-            assignments.move(
-                connection,
-                policy=policy,
-                arm=LIVE,
-                version=0,
-                expected_epoch=0,
-                writer="up",
-                reason="base policy",
-                share=1.0,
-                root=store.manifest(policy, 0).target_root,
-                run=settings.run,
-            )
+        if base is not None:
+            _point_arms(connection, settings, store)
     database.close()
     return Home(settings, operator_key(settings.home), app_key)
+
+
+def _point_arms(connection: Connection, settings: Settings, store: WeightStore) -> None:
+    """The first time: `live` at the base. A provider in front answers everybody at first: nothing is proven of own versions yet."""
+    policy, arms = settings.policy, assignments.read(connection, settings.policy)
+    first: dict[str, Any] = {"policy": policy, "expected_epoch": 0, "writer": "up", "share": 1.0, "run": settings.run}
+    if LIVE not in arms:
+        root = store.manifest(policy, 0).target_root
+        assignments.move(connection, arm=LIVE, version=0, reason="base policy", root=root, **first)
+    has_front = load_provider(settings) is not None
+    if not has_front and (share := assignments.provider_share(arms)):
+        raise InvalidSettings(
+            f"a provider has {share:.0%} of the users of {policy}, and [provider] is empty: give --provider and --provider-model, or the "
+            f"users to the live version: millrace policy provider 0 --home {settings.home}"
+        )
+    if PROVIDER not in arms and has_front:
+        assignments.move(connection, arm=PROVIDER, version=None, reason="a provider in front", **first)
 
 
 def check_adapter(checkpoints: Path, adapter: AdapterSettings | None) -> None:
@@ -301,7 +308,9 @@ def _continued(settings: Settings, held: Settings) -> Settings:
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
     if held.base and not settings.base:
-        raise InvalidSettings(f"{held.home} has a policy of its own: choose another --home for a provider")
+        raise InvalidSettings(
+            f"{held.home} has a policy of its own, {held.base}: give it with --policy, or choose another --home for a provider alone"
+        )
     if "partitions" in settings.model_fields_set and settings.partitions != held.partitions:
         raise InvalidSettings(
             f"{held.home} has {held.partitions} partitions, not {settings.partitions}, and this number can never change, because records "
@@ -315,6 +324,6 @@ def _continued(settings: Settings, held: Settings) -> Settings:
 
 _KEPT = (
     *(name for name in KafkaSettings.model_fields if name != "kafka"),
-    *("partitions", "requests_per_minute", "signals_per_minute", "weights_unsigned"),
+    *("feedback_origins", "partitions", "requests_per_minute", "signals_per_minute", "weights_unsigned"),
 )
 """What an operator may have written into the file stays, unless an option says otherwise."""

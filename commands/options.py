@@ -19,10 +19,14 @@ ProviderOption = Annotated[
     typer.Option(
         "--provider",
         metavar="openai|anthropic|URL",
-        help="Pass requests on to somebody else's model, instead of a policy. Its key: OPENAI_API_KEY, ANTHROPIC_API_KEY or MILLRACE_PROVIDER_KEY.",
+        help="Pass requests on to somebody else's model, instead of a policy, or in front of one. Its key: OPENAI_API_KEY, ANTHROPIC_API_KEY "
+        "or MILLRACE_PROVIDER_KEY.",
     ),
 ]
 ProviderModelOption = Annotated[str, typer.Option("--provider-model", help="The provider's name of the model.")]
+_PRICE = "Dollars for a million tokens"
+InputPriceOption = Annotated[float | None, typer.Option("--input-price", help=f"{_PRICE} of the provider's prompts.")]
+OutputPriceOption = Annotated[float | None, typer.Option("--output-price", help=f"{_PRICE} of the provider's answers.")]
 TASK_HELP = "Task file. Repeat it for more tasks; the first is the default."
 TaskFilesOption = Annotated[list[Path], typer.Option("--task", help=TASK_HELP)]
 NameOption = Annotated[

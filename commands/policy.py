@@ -16,7 +16,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts import assignments, error_budget, revocations
 from contracts import holds as held_arms
 from contracts.arms import DRAWN
-from contracts.assignments import SLOTS, Assignment
+from contracts.assignments import PROVIDER, SLOTS, Assignment, provider_share
 from contracts.engines import read_replicas
 from contracts.errors import InvalidSettings, NotFound, WeightsRefused
 from contracts.holds import Hold
@@ -30,7 +30,8 @@ from pipelines.release.webhooks.settings import WebhookSettings
 from runtime.settings import load_section, load_settings
 from runtime.settings_file import settings_file
 from runtime.train_settings import TrainSettings
-from services.dashboard.rollout.words import left_sentence, slot_sentences, unit_sentence
+from services.dashboard.rollout.queries import read_sides
+from services.dashboard.rollout.words import left_sentence, side_sentences, slot_sentences, unit_sentence
 from services.provider import load_provider
 from weights.stores.opening import open_weight_store
 
@@ -96,7 +97,8 @@ def print_train(
         arms = assignments.read(connection, settings.policy)
         budget = error_budget.read(connection, settings.policy, now)
         says = _slots_say(connection, settings.policy, home, now)
-    for line in says:
+        sides = read_sides(connection, settings.policy) if PROVIDER in arms else {}
+    for line in [*says, *side_sentences(sides, arms)]:
         print(line)
     serving = (arms[name] for name in DRAWN if name in arms and arms[name].version is not None)
     if drawn := [f"{arm.arm} v{arm.version} {arm.share:.1%}" for arm in serving]:
@@ -113,7 +115,7 @@ def print_train(
     for item in ended:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.ended_at))
         after = _duration((item.ended_at or now) - item.started_at)
-        print(f"{when}  v{item.version} against v{item.blessed}: {item.state} after {after}: {item.reason}")
+        print(f"{when}  v{item.version} against {item.against}: {item.state} after {after}: {item.reason}")
 
 
 @app.command("webhook-test")
@@ -145,6 +147,7 @@ app.command("freeze")(holds.freeze)
 app.command("pin")(holds.pin)
 app.command("resume")(holds.resume)
 app.command("holdout")(holds.holdout)
+app.command("provider")(holds.provider)
 app.command("train")(print_train)
 
 
@@ -161,6 +164,7 @@ def _arm_lines(arms: Mapping[str, Assignment], held: Hold | None) -> list[str]:
         for name in SLOTS
         if name in arms and arms[name].version is not None
     ]
+    serving += [f"{PROVIDER} ({arms[PROVIDER].share:.1%} of the users)"] if PROVIDER in arms else []
     lines = [f"arms: {', '.join(serving) or 'none'}"]
     return lines if held is None else [*lines, f"{held.words}: nothing moves. To go on: millrace policy resume"]
 
@@ -176,14 +180,17 @@ def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
 
 
 def _slots_say(connection: Connection, policy: str, home: Path, now: float) -> list[str]:
-    if (provider := load_provider(load_settings(home))) is not None:
+    settings = load_settings(home)
+    if not settings.base and (provider := load_provider(settings)) is not None:
         return [provider.says]
     running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
+    arms = assignments.read(connection, policy)
     return slot_sentences(
         {arm for row in running for arm in row.slots},
         num_engines=len(running),
         is_enabled=load_section(home, "train", TrainSettings).enabled,
-        has_proved=assignments.CANARY in assignments.read(connection, policy),
+        has_proved=assignments.CANARY in arms,
+        has_front=provider_share(arms) > 0.0,
     )
 
 
@@ -191,7 +198,7 @@ def _train_lines(train: Train, now: float) -> Iterator[str]:
     stages, at = train.settings["stages"], train.stage
     where = "in shadow" if at == IN_SHADOW else f"stage {at + 1} of {len(stages)}, {stages[at]:.1%}"
     left = train.settings["patience_seconds"] + train.paused_seconds - (now - train.started_at)
-    who = f"v{train.version} against v{train.blessed}: {train.state}, {where}, for {_duration(now - train.stage_at)}"
+    who = f"v{train.version} against {train.against}: {train.state}, {where}, for {_duration(now - train.stage_at)}"
     yield f"{who}; withdrawn unless proven in {_duration(max(0.0, left))}"
     yield train.reason
     facts = train.evidence

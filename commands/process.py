@@ -116,7 +116,7 @@ def check_release(home: Path) -> None:
 
 def _check_has_weights(name: str, settings: Settings) -> None:
     """Raises InvalidSettings: the process is about versions, and a provider answers in this home."""
-    if name in _OF_WEIGHTS and (provider := load_provider(settings)) is not None:
+    if name in _OF_WEIGHTS and not settings.base and (provider := load_provider(settings)) is not None:
         raise InvalidSettings(provider.says)
 
 

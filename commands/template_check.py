@@ -23,8 +23,8 @@ import psutil
 from commands.findings import Finding, missing
 from contracts.errors import MillraceError
 from contracts.files import read_small
+from runtime.template.chat_template import ChatTemplate, load_template
 from services.inference.sessions.suffixes import next_calls
-from services.inference.template.chat_template import ChatTemplate, load_template
 
 MOST_CPU_SECONDS, _MOST_BYTES = 10, 2**31
 """Of the process: the slowest of the known templates takes a second and 200 MB."""

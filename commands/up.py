@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,13 +32,17 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
 from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
-from runtime.settings import Section, Settings, load_section, make_section
+from runtime.settings import Section, Settings, load_section, load_settings, make_section, read_home_settings
 from runtime.settings_file import SETTINGS, is_given, settings_file
 from services.engine.settings import EngineSettings
 from services.provider import ProviderSettings, load_provider
 from services.provider import chosen as chosen_provider
 
 _BACKLOG = 1024
+_WAYS = (
+    "give --policy FOLDER, or --provider openai|anthropic|URL with --provider-model NAME, or both; a provider has no engine and no trainer, "
+    "so their options go with --policy"
+)
 _OF_WEIGHTS = ("training", "release")
 """Workers that have nothing to do where a provider answers."""
 _SAY_SECONDS = 20.0
@@ -53,6 +57,8 @@ def up(
     policy: Annotated[str | None, typer.Option(help="Folder or hub id of the base policy.")] = None,
     provider: options.ProviderOption = None,
     provider_model: options.ProviderModelOption = "",
+    input_price: options.InputPriceOption = None,
+    output_price: options.OutputPriceOption = None,
     tasks: options.TaskFilesOption,
     home: options.HomeOption = options.DEFAULT_HOME,
     name: options.NameOption = "",
@@ -73,22 +79,27 @@ def up(
     engine_url: options.EngineUrlsOption = None,
     slots: options.SlotsOption = None,
 ) -> None:
-    """Start Millrace with your own policy, or in front of a provider, and with your tasks. Ctrl-C ends it; the home folder keeps everything."""
+    """Start Millrace with your own policy, in front of a provider, or with both, and with your tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
-    if provider is not None or policy is None:
-        of_policy = (policy, learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
-        front = provider_of(provider, provider_model, of_policy)
+    of_policy = (learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
+    if policy is None and any(value is not None for value in of_policy):
+        raise InvalidSettings(_WAYS)
+    front = provider_of(provider, provider_model, input_price=input_price, output_price=output_price)
+    if policy is None:
+        if front is None:
+            raise InvalidSettings(_WAYS)
         _up_in_front(front, home, port, servers, name=name, tasks=tasks, **options.chosen_settings(chosen))
         return
     with until_interrupted(), claimed(home):
         urls = engine_url or ()
         engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, urls, slots=slots, device=device)
+        engines_chosen = _with_canary(engines_chosen, home, front)
         folder = resolve_policy(policy)
         sockets = listen(port, split=servers.is_shared, num_engines=engines_chosen.num_own)
         settings = new_settings(
             home,
             sockets,
-            name=name or name_of(policy),
+            name=name or _name_in(home, folder) or name_of(policy),
             base=folder,
             tasks=tasks,
             device=device,
@@ -100,6 +111,7 @@ def up(
         training = make_section("[training]", TrainingSettings, **rate, **beside)
         release = check_gate(tasks, home, sentinels)
         sections: dict[str, Section] = {"training": training, "release": release, **engines_chosen.sections}
+        sections |= {} if front is None else {"provider": front}
         console.print(f"[dim]preparing {home.resolve()} with {folder}")
         check = CheckOnce(home)
 
@@ -124,16 +136,33 @@ def up(
             supervisor.watch(threading.Event())
 
 
-def provider_of(provider: str | None, model: str, of_policy: Iterable[object]) -> ProviderSettings:
-    """What `--provider` says. `of_policy`: values of options that only a policy needs. Raises InvalidSettings; also if its key is missing."""
-    if provider is None or not model or any(value is not None for value in of_policy):
-        either = "--policy FOLDER, or --provider openai|anthropic|URL with --provider-model NAME"
+def provider_of(provider: str | None, model: str, **prices: float | None) -> ProviderSettings | None:
+    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key is missing."""
+    given = {name: price for name, price in prices.items() if price is not None}
+    if provider is None and not model and not given:
+        return None
+    if provider is None or not model:
         raise InvalidSettings(
-            f"give {either}; a provider has no engine and no trainer, so their options go with --policy"
+            "--provider openai|anthropic|URL and --provider-model NAME go together, and prices with them"
         )
-    found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model))
+    found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model), **given)
     _ = found.key
     return found
+
+
+def _with_canary(chosen: EngineChoice, home: Path, front: ProviderSettings | None) -> EngineChoice:
+    """Behind a provider, our engine gets a slot for a canary, unless slots were chosen: without one no version takes over."""
+    held = read_home_settings(home) or {}
+    has_front = front is not None or bool(held.get("provider", {}).get("url"))
+    if not has_front or "engine" in held or chosen.own is not None or chosen.servers is not None:
+        return chosen
+    return chosen._replace(own=EngineSettings(slots=("live", "candidate", "canary")))
+
+
+def _name_in(home: Path, base: Path) -> str:
+    """The name that a home has for this policy, or for the provider before it; empty: it has none."""
+    held = load_settings(home) if settings_file(home).exists() else None
+    return held.policy if held is not None and held.base in {"", str(base)} else ""
 
 
 def _up_in_front(front: ProviderSettings, home: Path, port: int, servers: Servers, *, name: str, **chosen: Any) -> None:
@@ -297,7 +326,8 @@ def greet(home: Home) -> None:
     settings = home.settings
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
     if (front := load_provider(settings)) is not None:
-        console.print(escape(f"  answers       of {front.model} at {front.url}; {front.terms}"))
+        does = "in front     " if settings.base else "answers       of"
+        console.print(escape(f"  {does} {front.model} at {front.url}; {front.terms}"))
     if settings.is_split:
         console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
     link = dashboard_link(settings.home)

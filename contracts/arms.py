@@ -1,7 +1,8 @@
 """The arms of a policy that answer users, and the draw that gives each person one of them.
 
-The draws are nested: hold-out, learning arm (both keep their people), canary (other people for each train), and `live` for
-everybody else. So the probabilities of one unit add up to 1. The *unit* is a person if the app names one, else a session, else an
+The draws are nested: hold-out, learning arm (both keep their people), canary (other people for each train), a provider in front, and
+`live` for everybody else. While a provider has a share the learning arm gets nobody: what it holds is not proven, and the others would
+have the provider's answers. So the probabilities of one unit add up to 1. The *unit* is a person if the app names one, else a session, else an
 answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
 
 Clients choose the names of units. So the draw is keyed with a secret of the home, which a migration makes, once, in the database: every
@@ -17,12 +18,12 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, PROVIDER, Assignment
 from contracts.draws import DrawnVersion, LoggedDraw, UnitKind, hash_of
 from contracts.errors import InvalidSettings
 from contracts.tables import home_secret
 
-DRAWN = (HOLDOUT, LEARNING, CANARY)
+DRAWN = (HOLDOUT, LEARNING, CANARY, PROVIDER)
 """Arms with a share, in the order of their draws."""
 _ROW = "arms"
 _NUM_BYTES = 8
@@ -64,8 +65,9 @@ def draw_arm(arms: Mapping[str, Assignment], unit: str, secret: bytes, served: C
 def logged_draw(
     arms: Mapping[str, Assignment], drawn: str, unit: Unit, served: Collection[str] = DRAWN, *, api_key: str = ""
 ) -> LoggedDraw | None:
-    """What the log keeps of a draw whose arm was `drawn`; None if there was only one arm to draw. `api_key`: the id of the caller's."""
-    found = {name: DrawnVersion(arm.version or 0, arm.share) for name, arm in _with_share(arms, served).items()}
+    """What the log keeps of a draw whose arm was `drawn`; None if there was no version to draw. `api_key`: the id of the caller's."""
+    drawable = _with_share(arms, served).items()
+    found = {name: DrawnVersion(arm.version or 0, arm.share) for name, arm in drawable if name != PROVIDER}
     if not found:
         return None
     held = arms.get(drawn)
@@ -79,12 +81,28 @@ def logged_draw(
 
 
 def _with_share(arms: Mapping[str, Assignment], served: Collection[str]) -> dict[str, Assignment]:
-    found = {name: arms[name] for name in DRAWN if name in arms and name in served}
-    return {name: arm for name, arm in found.items() if arm.version is not None and arm.share > 0.0}
+    found = {name: arms[name] for name in DRAWN if name in arms and name in served and has_share(arms[name])}
+    if PROVIDER in found:
+        found.pop(LEARNING, None)
+    return found
+
+
+def has_share(arm: Assignment) -> bool:
+    """Whether a draw can give it."""
+    return arm.share > 0.0 and (arm.version is not None or arm.arm == PROVIDER)
+
+
+def shares_of(arms: Mapping[str, Assignment]) -> dict[str, float]:
+    """The share of the users that each arm gets by the nested draws: `live` gets who is left."""
+    rest, shares = 1.0, {}
+    for name, arm in _with_share(arms, DRAWN).items():
+        shares[name] = rest * arm.share
+        rest -= shares[name]
+    return shares | {LIVE: rest}
 
 
 def salt_of(arm: Assignment) -> str:
-    """Hold-out and learning arm keep their people; each canary draws anew."""
+    """Hold-out, learning arm and provider keep their people; each canary draws anew."""
     return f"canary v{arm.version}" if arm.arm == CANARY else arm.arm
 
 

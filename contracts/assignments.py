@@ -3,6 +3,8 @@
     candidate   set by training when a version's bytes are durable; cleared by release after the gate's verdict
     learning    the newest version that passed the gate, for a small share of the users: it keeps the trainer fresh
     canary      the version that the release train proves now, for a growing share of the users
+    provider    no version: the share of the others that a provider in front answers, in homes that have both. 1 at first, 0 when a
+                train arrives; operators move it too
     live        the blessed version, for everybody else: set by release when a train arrives, by operators
     holdout     a frozen version for a small share of the users, set by operators: the lift is measured against it
     training    set by release or an operator: the trainer rolls back to this version and continues from it
@@ -30,11 +32,12 @@ CANDIDATE = "candidate"
 LEARNING = "learning"
 CANARY = "canary"
 HOLDOUT = "holdout"
+PROVIDER = "provider"
 TRAINING = "training"
 Slot = Literal["live", "candidate", "learning", "canary", "holdout"]
 SLOTS: tuple[Slot, ...] = get_args(Slot)
 """Arms that engines can hold. All but the first two may be missing: the train is then shorter."""
-IN_ORDER = (CANDIDATE, LEARNING, CANARY, HOLDOUT, LIVE, TRAINING)
+IN_ORDER = (CANDIDATE, LEARNING, CANARY, HOLDOUT, PROVIDER, LIVE, TRAINING)
 """A transaction that moves several arms moves them in this order, so that no two can deadlock."""
 
 MOVED = "assignments"
@@ -78,6 +81,11 @@ def live_version(arms: Mapping[str, Assignment], seen: int | None = None) -> int
     if seen not in {None, live.version}:
         raise StaleWrite(f"v{seen} is no longer live, v{live.version} is; check the versions again", live=live.version)
     return live.version
+
+
+def provider_share(arms: Mapping[str, Assignment]) -> float:
+    """The part of the users whom the provider in front answers, of those that neither hold-out nor canary gets. 0: there is none in front."""
+    return arms[PROVIDER].share if PROVIDER in arms else 0.0
 
 
 def first_move_at(connection: Connection) -> float | None:

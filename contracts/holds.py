@@ -1,7 +1,7 @@
 """Freeze and pin: an operator holds the arms of a policy, and nothing moves by itself until the hold ends.
 
     freeze   every arm stays as it is
-    pin      everybody gets one version: `live` moves to it, canary and learning are emptied, no version is revoked
+    pin      everybody gets one version: `live` moves to it, canary, learning and provider are emptied, no version is revoked
 
 In: a decision of an operator. Out: rows of `train_hold`, which are never changed: the newest one is in force, until its time is over
 or a row `resume` follows. Waits for: whoever moves an arm just now.
@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import Connection, select
 
 from contracts import assignments, revocations
-from contracts.assignments import CANARY, LEARNING, LIVE
+from contracts.assignments import CANARY, LEARNING, LIVE, PROVIDER
 from contracts.errors import Conflict, Held, InvalidValue, StaleWrite
 from contracts.tables import train_hold
 from contracts.tables.statements import insert_new
@@ -144,8 +144,8 @@ def pin(
     revocations.refuse(connection, policy, version)
     require_heard(connection, policy, version, "version")
     live_epoch, why = None, f"v{version} is pinned until {_clock(until)}: {reason}"
-    for arm in (LEARNING, CANARY):
-        if arm in arms and arms[arm].version is not None:
+    for arm in (LEARNING, CANARY, PROVIDER):
+        if arm in arms and (arms[arm].version is not None or arms[arm].share):
             assignments.move_held(connection, policy, arms, arm, None, writer=writer, reason=why)
     if arms[LIVE].version != version:
         live_epoch = assignments.move_held(

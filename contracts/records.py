@@ -252,7 +252,7 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     edit: str = ""
     """The whole text that a user made of the answer; empty: none that can be learned."""
     refused: str = ""
-    """Why the text of an edit is not learned."""
+    """Why the text of an edit, or a provider's answer, is not learned."""
     is_good: bool | None = None
     """What users said of an answer that nobody edited; None: nothing."""
 

@@ -17,8 +17,20 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from contracts import holds, revocations
-from contracts.assignments import CANARY, HOLDOUT, IN_ORDER, LEARNING, LIVE, TRAINING, live_version, move_held, read
-from contracts.errors import InvalidRequest, InvalidValue
+from contracts.assignments import (
+    CANARY,
+    HOLDOUT,
+    IN_ORDER,
+    LEARNING,
+    LIVE,
+    PROVIDER,
+    TRAINING,
+    Assignment,
+    live_version,
+    move_held,
+    read,
+)
+from contracts.errors import Conflict, InvalidRequest, InvalidValue
 from contracts.revocations import Treatment
 from contracts.version_history import BASE, Parents, read_accepted, read_live_history, read_parents, require_heard
 
@@ -144,7 +156,7 @@ def roll_back(
         held, goes_back = arms.get(arm), arm in (LIVE, TRAINING)
         # Candidate, live and training move, even to the same version. The new epoch of `training` tells the trainer to restart from
         # there. The new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
-        if arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked):
+        if arm == PROVIDER or (arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked)):
             continue
         version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, 0.0)
         move_held(connection, policy, arms, arm, version, writer=writer, reason=reason, share=share)
@@ -170,6 +182,21 @@ def promote(
         )
     move_held(connection, policy, arms, LIVE, to, writer=writer, reason=reason, share=1.0)
     holds.refuse(connection, policy, time.time())
+
+
+def set_provider_share(connection: Connection, *, policy: str, share: float, writer: str, reason: str) -> Assignment:
+    """Give a provider in front a share of the users; the live version, which gets the rest, stays what it is.
+
+    Raises Conflict: no provider ever stood in front of this policy; Held; InvalidValue: the share is not from 0 to 1; StaleWrite.
+    """
+    if not 0.0 <= share <= 1.0:
+        raise InvalidValue(f"the share of a provider is from 0 to 1, not {share}", param="share")
+    arms = read(connection, policy)
+    if PROVIDER not in arms:
+        raise Conflict(f"no provider stands in front of {policy}: start it with --provider and --policy", policy=policy)
+    moved = move_held(connection, policy, arms, PROVIDER, None, writer=writer, reason=reason, share=share)
+    holds.refuse(connection, policy, time.time())
+    return moved
 
 
 def _check_target(connection: Connection, policy: str, live: int, to: int) -> int:

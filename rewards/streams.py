@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from contracts.records import Signal, Streams
+from contracts.records import Provided, Signal, Streams
 from contracts.tasks import Task
 from contracts.tasks.learning import LearningRule
 from contracts.tasks.planted_secrets import find_secret
@@ -23,14 +23,14 @@ def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> S
     if not learned.is_heard:
         return found
     edit = edit_in(task, item.episode.signals) if rule.reads_edits else None
-    if edit is None:
-        middle = (task.reward.low + task.reward.high) / 2
-        said = [score for score in learned.scores if score.name in task.signals and score.weight > 0]
-        if not said or said[0].value is None:
-            return found
-        return replace(found, is_good=learned.verdict.fault != "model" and said[0].value > middle)
     refused = why_unlearnable(item, edit)
-    return replace(found, refused=refused) if refused else replace(found, edit=edit)
+    if refused or edit is not None:
+        return replace(found, refused=refused) if refused else replace(found, edit=edit)
+    middle = (task.reward.low + task.reward.high) / 2
+    said = [score for score in learned.scores if score.name in task.signals and score.weight > 0]
+    if not said or said[0].value is None:
+        return found
+    return replace(found, is_good=learned.verdict.fault != "model" and said[0].value > middle)
 
 
 def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
@@ -44,19 +44,33 @@ def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
     return None
 
 
-def why_unlearnable(item: UnpackedEpisode, edit: str) -> str:
-    """Why the text of an edit cannot stand in the answer's place; empty if it can.
+def why_unlearnable(item: UnpackedEpisode, edit: str | None) -> str:
+    """Why the text of an edit cannot stand in the answer's place, or a provider's answer cannot be learned word by word; empty if it can.
 
     Calls and reasoning are marks of the template, which the text of an answer does not contain.
     """
     if item.turn.provided is not None:
-        return "edit_of_provider"
-    if item.body.tool_calls:
-        return "edit_of_tool_call"
-    if item.body.reasoning:
-        return "edit_of_reasoning"
+        refused = _why_not_taught(item, item.turn.provided, is_edited=edit is not None)
+    else:
+        refused = "" if edit is None else _why_marked(item)
+    if refused or edit is None:
+        return refused
     if not edit.strip():
         return "empty_edit"
     if find_secret(edit):
         return "edit_with_secret"  # it would be learned word by word
     return "edit_equals_answer" if edit == item.body.text else ""
+
+
+def _why_marked(item: UnpackedEpisode) -> str:
+    return "edit_of_tool_call" if item.body.tool_calls else "edit_of_reasoning" if item.body.reasoning else ""
+
+
+def _why_not_taught(item: UnpackedEpisode, provided: Provided, *, is_edited: bool) -> str:
+    if not provided.may_train:
+        return "may_not_train"
+    if item.body.tool_calls:
+        return "tool_call"
+    if item.turn.finish_reason != "stop" and not is_edited:
+        return "cut"  # it would be learned that an answer ends there
+    return "answer_with_secret" if find_secret(item.body.text) else ""

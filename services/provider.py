@@ -9,7 +9,7 @@ from pydantic import Field
 
 from contracts.errors import InvalidSettings
 from runtime.secret_values import secret_value
-from runtime.settings import Section, Settings, load_section
+from runtime.settings import Section, Settings, load_section, read_home_settings
 
 Spoken = Literal["chat", "responses", "messages"]
 KEY = "MILLRACE_PROVIDER_KEY"
@@ -22,10 +22,10 @@ _KNOWN: dict[str, tuple[str, str, tuple[Spoken, ...]]] = {
 
 
 class ProviderSettings(Section):
-    """Empty in a home with a policy of its own."""
+    """Who stands in front of a policy, or in its place. Empty: nobody does."""
 
     url: str = Field(default="", pattern=r"^(https?://[^@?#/\s]+(/[^@?#/\s]+)*)?$")
-    """Where the provider is, as its SDK's `base_url`. Empty: a policy of this home answers."""
+    """Where the provider is, as its SDK's `base_url`. Empty: there is none."""
     model: str = Field(default="", max_length=128)
     """The provider's name of the model."""
     dialects: tuple[Spoken, ...] = Field(default=get_args(Spoken), min_length=1)
@@ -66,7 +66,7 @@ class ProviderSettings(Section):
 
     @property
     def says(self) -> str:
-        """What is said where versions are asked for."""
+        """What is said where versions are asked for, in a home without any."""
         return f"{self.model} at {self.url} answers here, so there are no versions, engines and trainer; {self.terms}"
 
     def cost_of(self, prompt_tokens: int | None, completion_tokens: int | None) -> float | None:
@@ -87,10 +87,14 @@ def chosen(provider: str, model: str) -> dict[str, object]:
 
 
 def load_provider(settings: Settings) -> ProviderSettings | None:
-    """The provider that answers in this home; None: a policy of its own does. Raises InvalidSettings."""
-    if settings.base:
+    """The provider in front of the policy of this home, or in its place, if it has no `base`. None: there is none. Raises InvalidSettings."""
+    if settings.base and read_home_settings(settings.home) is None:
         return None
     found = load_section(settings.home, "provider", ProviderSettings)
-    if not (found.url and found.model):
+    if found.url and found.model:
+        return found
+    if found.url or found.model:
+        raise InvalidSettings(f"[provider] lacks its {'model' if found.url else 'url'}: set both, or neither")
+    if not settings.base:
         raise InvalidSettings("nothing answers here: set `base`, or `url` and `model` of [provider]")
-    return found
+    return None

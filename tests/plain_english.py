@@ -36,7 +36,7 @@ PATTERNS = (
 _HARD = re.compile("|".join(PATTERNS))
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 ROOTS = (
-    "README.md", "CONTRIBUTING.md", "docs", "commands", "contracts", "deploy", "engines", "examples", "migrations", "millrace.py",
+    "README.md", "CONTRIBUTING.md", "docs", "clients", "commands", "contracts", "deploy", "engines", "examples", "migrations", "millrace.py",
     "pipelines", "policy", "rewards", "runtime", "services", "weights", "benchmarks", "tests",
 )  # fmt: skip
 

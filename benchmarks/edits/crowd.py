@@ -71,7 +71,7 @@ class Correctors:
     def hear(
         self, asked: Sequence[HouseQuestion], said: Sequence[HouseAnswer], version: int
     ) -> list[tuple[Generation, list[Signal]]]:
-        """Some answers and the signals of their users, as the log has them."""
+        """The records of some answers, and the signals of their users."""
         return [self._heard(question, answer, version) for question, answer in zip(asked, said, strict=True)]
 
     def _heard(self, question: HouseQuestion, answer: HouseAnswer, version: int) -> tuple[Generation, list[Signal]]:

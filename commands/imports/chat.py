@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commands.imports.rows import Refused
-from services.inference.bounds import ROLES
+from contracts.tasks.scores import Refused
+from runtime.template import ROLES
 
 _TEXTS = {"text", "input_text", "output_text"}
 _MEDIA = {

@@ -26,7 +26,7 @@ from runtime.log.loss_detection import require_same_log
 from runtime.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from services.inference.template.chat_template import ChatTemplate
+    from runtime.template.chat_template import ChatTemplate
 
 _UNDO = "undo"
 
@@ -111,7 +111,7 @@ def _fitting(settings: Settings) -> Callable[[str], bool]:
 
     @cache
     def template() -> ChatTemplate:
-        from services.inference.template.chat_template import load_template  # noqa: PLC0415 it takes 100 MB, and most imports need none
+        from runtime.template.chat_template import load_template  # noqa: PLC0415 it takes 100 MB, and most imports need none
 
         return load_template(settings.base)
 

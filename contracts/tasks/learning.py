@@ -15,7 +15,8 @@ class LearningRule(TaskSection):
     rl: float = Field(default=1.0, ge=0)
     """Rewards of sampled answers."""
     ce: float = Field(default=0.0, ge=0)
-    """Edits as targets. What a user changed weighs four times as much as what stayed. Without `rl`, answers that users approved are targets too."""
+    """Edits as targets. What a user changed weighs four times as much as what stayed. Answers that users approved are targets too: a
+    provider's, and without `rl` all."""
     pair: float = Field(default=0.0, ge=0)
     """Edits as better than the answers that they replace (DPO)."""
     thumb: float = Field(default=0.0, ge=0)

@@ -5,6 +5,7 @@ In: a seed. Out: as the demo, with figures of sessions. Waits for: as the demo.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -57,7 +58,7 @@ def demo_agent(
     return run_demo(product, chosen, DemoOptions(seed, home, keep, device, smoke, strict, profile))
 
 
-def session_figures(connection: Connection) -> dict[str, Any]:
+def session_figures(connection: Connection, _clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Rows of each session, calls that were rendered anew, and tokens that need not be computed twice.
 
     The agent changes nothing in its conversations, so every break but a session's first call is unexplained.

@@ -151,7 +151,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             sockets,
             name=product.name,
             base=product.folder / "base",
-            tasks=[product.folder / "task.toml"],
+            tasks=[task_of(product, folder)],
             device=options.device,
             servers=servers,
         )
@@ -160,6 +160,8 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
         sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
         if product.train is not None:
             sections["train"] = make_section("[train]", TrainSettings, **product.train)
+        if product.provider is not None:
+            sections["provider"] = product.provider
         # The base is ours: a process that inspects it would load torch once more.
         ready = prepare_home(settings, sections)
         if ready.app_key is None:
@@ -174,7 +176,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             facts |= compare_engines(ready.settings)
             database = ready.settings.database()
             with database.snapshot() as connection:
-                facts |= product.further(connection)
+                facts |= product.further(connection, run.clients)
             database.close()
             facts |= {"seconds": round(time.monotonic() - started, 1), "machine": machine.figures()}
             status = _conclude(product, options, folder, facts, run.audit)
@@ -186,6 +188,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
 def _conclude(product: DemoProduct, options: DemoOptions, folder: Path, summary: dict[str, Any], result: Audit) -> int:
     """Write and print what was measured; the exit status."""
     broken = broken_promises(summary, learns=not options.smoke)
+    broken += [] if options.smoke else product.broken(summary)
     figures = [] if options.smoke else figures_of(summary, product.goals)
     missed = [figure.name for figure in figures if figure.verdict == "missed"]
     status = 1 if broken or (options.strict and missed) else 0
@@ -194,12 +197,24 @@ def _conclude(product: DemoProduct, options: DemoOptions, folder: Path, summary:
     curve = [Bin(**item) for item in summary["curve"]]
     (folder / "curves.svg").write_text(draw_curves(curve, f"{product.name}, seed {options.seed}", MOST))
     print_summary(console, summary, result, figures, broken)
+    if said := product.closing(summary):
+        console.print(said)
     if options.strict and missed:
         console.print(f"[red]--strict: the whole interval misses the goal of: {', '.join(missed)}")
     console.print(f"written to {folder / 'summary.json'}, and as a picture to {folder / 'curves.svg'}")
     if not options.keep:
         console.print("Everything ends now. With `--keep` it would stay up, and print a fresh link to the dashboard.")
     return status
+
+
+def task_of(product: DemoProduct, folder: Path) -> Path:
+    """The product's task file; with more to learn by than it says, a copy in the folder."""
+    path = product.folder / "task.toml"
+    if not product.learning:
+        return path
+    longer = folder / "task.toml"
+    longer.write_text(f"{path.read_text()}\n{product.learning}")
+    return longer
 
 
 def _stay(folder: Path, supervisor: Supervisor) -> None:

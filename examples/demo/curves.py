@@ -36,6 +36,8 @@ class Bin(NamedTuple):
     """Share of the signals that were positive."""
     gate: float | None
     """Share of sentinels that the version then live answered right; None if it was not judged yet."""
+    own: float | None = None
+    """Share of the answers that the own model gave; None without a provider."""
 
 
 def acceptance_curve(clients: Sequence[Mapping[str, Any]], verdicts: Sequence[tuple[float, float]]) -> list[Bin]:
@@ -49,12 +51,18 @@ def acceptance_curve(clients: Sequence[Mapping[str, Any]], verdicts: Sequence[tu
     if not signals:
         return []
     first, found = float(signals[0]["at"]), list[Bin]()
+    made = [item for item in clients if item["kind"] == "generation"]
+    is_shared = any(item.get("provided") for item in made)
     for start in np.arange(first, float(signals[-1]["at"]) + 1e-9, BIN_SECONDS).tolist():
         inside = [item for item in signals if start <= float(item["at"]) < start + BIN_SECONDS]
         judged = [accuracy for at, accuracy in verdicts if at <= start + BIN_SECONDS]
         if inside:
             gate = judged[-1] if judged else None
-            found.append(Bin(start + BIN_SECONDS - first, len(inside), positive_share(inside) or 0.0, gate))
+            by = [
+                not item["provided"] for item in made if is_shared and start <= float(item["at"]) < start + BIN_SECONDS
+            ]
+            own = sum(by) / len(by) if by else None
+            found.append(Bin(start + BIN_SECONDS - first, len(inside), positive_share(inside) or 0.0, gate, own))
     return _with_stragglers(found)
 
 

@@ -10,7 +10,7 @@ from examples.demo.curves import Bin
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 380, 56, 48, 24, 48
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_USERS, _GATE, _QUIET = "#0b6e4f", "#9a4b00", "#767676"
+_USERS, _GATE, _OWN, _QUIET = "#0b6e4f", "#9a4b00", "#3a4fb0", "#767676"
 
 
 def draw_curves(curve: Sequence[Bin], title: str, goal: float) -> str:
@@ -33,6 +33,7 @@ def draw_curves(curve: Sequence[Bin], title: str, goal: float) -> str:
     bounds = [(item.seconds, *share_interval(item.accepted, item.num_signals)) for item in curve]
     band = [(seconds, high) for seconds, _, high in bounds] + [(seconds, low) for seconds, low, _ in reversed(bounds)]
     gate = [(item.seconds, item.gate) for item in curve if item.gate is not None]
+    own = [(item.seconds, item.own) for item in curve if item.own is not None]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
@@ -47,6 +48,8 @@ def draw_curves(curve: Sequence[Bin], title: str, goal: float) -> str:
         f'<polygon points="{path(band)}" fill="{_USERS}" fill-opacity=".15"/>',
         f'<polyline points="{path(gate)}" fill="none" stroke="{_GATE}" stroke-width="2"/>',
         f'<polyline points="{path([(item.seconds, item.accepted) for item in curve])}" fill="none" stroke="{_USERS}" stroke-width="3"/>',
+        f'<polyline points="{path(own)}" fill="none" stroke="{_OWN}" stroke-width="2"/>',
+        _text(_WIDTH - _RIGHT, 12, "the own model answers", anchor="end", colour=_OWN) if own else "",
         _text(_WIDTH - _RIGHT, 24, "the gate says", anchor="end", colour=_GATE),
         _text(_WIDTH - _RIGHT, 40, "users accept (band: 95%)", anchor="end", colour=_USERS),
         "</svg>",

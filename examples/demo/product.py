@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +10,19 @@ from sqlalchemy import Connection
 
 from examples.demo.summary import DemoGoals
 from examples.reservations.evaluate import Evaluation
+from services.provider import ProviderSettings
 
 
-def _nothing(_: Connection) -> dict[str, Any]:
+def _nothing(_connection: Connection, _clients: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {}
+
+
+def _unbroken(_summary: Mapping[str, Any]) -> list[str]:
+    return []
+
+
+def _silent(_summary: Mapping[str, Any]) -> str:
+    return ""
 
 
 class DemoProduct(NamedTuple):
@@ -38,5 +47,13 @@ class DemoProduct(NamedTuple):
     answers_per_visit: float
     train: Mapping[str, Any] | None = None
     """Of the section [train]; None: a version that passed the gate goes live at once."""
-    further: Callable[[Connection], dict[str, Any]] = _nothing
-    """More figures for the summary, once everything is drained."""
+    further: Callable[[Connection, Sequence[Mapping[str, Any]]], dict[str, Any]] = _nothing
+    """More figures for the summary, once everything is drained; of the users' own list too."""
+    learning: str = ""
+    """A table [learning] that the task file gets, in TOML."""
+    provider: ProviderSettings | None = None
+    """Who answers users at first."""
+    broken: Callable[[Mapping[str, Any]], list[str]] = _unbroken
+    """By the summary of a whole run: further promises that were broken, in words."""
+    closing: Callable[[Mapping[str, Any]], str] = _silent
+    """What is said of it at the end."""

@@ -49,6 +49,13 @@ def swaps(connection: Connection, policy: str, arm: str) -> tuple[list[float], d
     return gaps, {row.version: row.pause_seconds for row in rows}
 
 
+def provider_dollars(connection: Connection) -> float:
+    """US dollars that a provider's answers to users cost, as far as they are still stored."""
+    found = connection.execute(select(generation.c.record).where(generation.c.purpose == "user"))
+    provided = (decode_shape(Generation, wire).provided for (wire,) in found)
+    return sum(about.cost or 0.0 for about in provided if about is not None)
+
+
 def session_calls(connection: Connection) -> dict[str, list[CountedCall]]:
     """The users' calls of each session, with their lengths, as far as they are still stored."""
     found: dict[str, list[CountedCall]] = {}

@@ -246,10 +246,15 @@ def _tell_rest(summary: Mapping[str, Any]) -> str:
 
 def print_curves(console: Console, curve: Sequence[Bin]) -> None:
     """Print what users accepted, beside what the gate measured of the version that they had, as bars over time."""
-    table = Table("until", "users accept", "", "the gate says", "", title="What users felt, and what the gate said")
+    is_shared = any(item.own is not None for item in curve)
+    by = ("own model",) if is_shared else ()
+    table = Table(
+        "until", "users accept", "", "the gate says", "", *by, title="What users felt, and what the gate said"
+    )
     for item in curve:
         says = ("", "not judged") if item.gate is None else (f"{item.gate:4.0%}", _bar(item.gate))
-        table.add_row(f"{item.seconds:.0f} s", f"{item.accepted:4.0%}", _bar(item.accepted), *says)
+        own = (f"{item.own or 0.0:4.0%}",) if is_shared else ()
+        table.add_row(f"{item.seconds:.0f} s", f"{item.accepted:4.0%}", _bar(item.accepted), *says, *own)
     console.print(table)
 
 

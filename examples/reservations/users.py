@@ -3,8 +3,9 @@
 In: the endpoint, through the unmodified `openai` SDK, and the feedback API. Out: signals, and the users' own list of the
 answers that they saw and the signals that they sent, one JSON object per line:
 
-    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw to the end of its response; `version`:
-                                                                  null if nobody can tell which one made it
+    {"kind": "generation", "key", "version", "at", "right",       an answer that a user saw to the end of its response; `version`:
+     "provided", "seconds"}                                       null if nobody can tell which one made it; `provided`: the reply
+                                                                  names another model than was asked for; `seconds`: until it was seen
     {"kind": "signal", "id", "key", "name", "positive", "at"}     an acknowledged signal; `at`: when
     {"kind": "left"}                                              a user closed the page in the middle of an answer
     {"kind": "failed", "what"}                                    a request that failed, after all its tries
@@ -40,11 +41,13 @@ _LAST_TRY_SECONDS = 60.0
 
 
 class SeenAnswer(NamedTuple):
-    """An answer as the user saw it. `version`: None if nobody can tell which one made it, or not yet."""
+    """An answer as the user saw it. `version`: None if nobody can tell which one made it, or not yet; `model`: as the reply names it."""
 
     completion_id: str
     text: str
     version: int | None
+    model: str
+    asked_at: float
 
 
 class Crowd:
@@ -124,15 +127,18 @@ class Crowd:
         return self._random.choices(reactions, weights=[4, 2, 1.5, 2.5])[0]
 
     async def _ask(self, person: str, request: Request) -> SeenAnswer | None:
+        asked_at = time.time()
         answer = await self._client.chat.completions.create(**self._body(person, request))
-        return SeenAnswer(answer.id, answer.choices[0].message.content or "", answer.policy_version)
+        return SeenAnswer(
+            answer.id, answer.choices[0].message.content or "", version_of(answer), answer.model, asked_at
+        )
 
     async def _stream(self, person: str, request: Request) -> SeenAnswer | None:
         leaves = self._random.random() < LEAVES
-        text, completion_id, version = "", "", None
+        text, completion_id, version, model, asked_at = "", "", None, "", time.time()
         stream = await self._client.chat.completions.create(stream=True, **self._body(person, request))
         async for chunk in stream:
-            completion_id, version = chunk.id, chunk.policy_version
+            completion_id, version, model = chunk.id, version_of(chunk), chunk.model
             text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
             if leaves and text:
                 await stream.close()
@@ -141,7 +147,7 @@ class Crowd:
             if text.endswith("}"):
                 # The user sees the whole answer now. A signal sent from here on may overtake its own generation.
                 break
-        seen = SeenAnswer(completion_id, text, version)
+        seen = SeenAnswer(completion_id, text, version, model, asked_at)
         task = asyncio.create_task(self._drain(stream, seen, request, time.time()))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
@@ -151,15 +157,22 @@ class Crowd:
         """Read a stream to its end: only the end promises that the answer is in the log."""
         try:
             async for chunk in stream:
-                seen = seen._replace(version=chunk.policy_version)
+                seen = seen._replace(version=version_of(chunk))
         except (openai.OpenAIError, httpx.HTTPError) as error:
             self._note(kind="failed", what=f"{type(error).__name__} at the end of a stream: {error}")
             return
         self._note_answer(seen, request, at)
 
     def _note_answer(self, seen: SeenAnswer, request: Request, at: float) -> None:
-        right = seen.text == request.booking.json()
-        self._note(kind="generation", key=f"{seen.completion_id}:0", version=seen.version, at=at, right=right)
+        self._note(
+            kind="generation",
+            key=f"{seen.completion_id}:0",
+            version=seen.version,
+            at=at,
+            right=seen.text == request.booking.json(),
+            provided=seen.model != self._model,
+            seconds=round(at - seen.asked_at, 4),
+        )
 
     def _body(self, person: str, request: Request) -> dict[str, Any]:
         return {
@@ -225,6 +238,12 @@ class Crowd:
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")
+
+
+def version_of(reply: Any) -> int | None:
+    """The version that a reply or chunk names; None: it names none, since a provider made it or nobody can tell."""
+    version: int | None = getattr(reply, "policy_version", None)
+    return version
 
 
 def main() -> None:

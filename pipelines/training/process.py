@@ -124,6 +124,6 @@ def compose(learner: Learner, around: Surroundings, background: tuple[Executor, 
     steps = Steps(around, restored, intake, recovery)
     saver = Saver(learner, checkpoints, saving, around.monotonic, journal)
     settling = Settling(around, intake, steps, saver, publisher)
-    reader = ExperienceReader(around, intake, lambda: steps.num_missing, steps.was_read)
+    reader = ExperienceReader(around, intake, lambda: steps.num_missing, steps.read)
     restored = restored._replace(unfinished=None, taught=())  # batches and a plan that only `steps` needed
     return Trainer(around, restored, intake, reader, steps, settling, recovery, Publishing(publisher, publishing))

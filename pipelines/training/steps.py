@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
+from contracts.errors import InvalidSettings
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundles import Bundles, origin_of
 from pipelines.training.checkpoints.plans import Ending, digest_of, prepare
@@ -31,8 +32,10 @@ from pipelines.training.samples.trial import Plan, Trial
 from pipelines.training.state import Fate
 from pipelines.training.surroundings import wall_for_ages
 from pipelines.training.text.edits import AnswerTokenizer, text_of
+from pipelines.training.text.rendering import TextRenderer, with_tokens
 from pipelines.training.text.samples import TextBatch
 from runtime import metrics
+from runtime.template.chat_template import load_template
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -88,10 +91,13 @@ class Steps:
         """How long the last save kept the trainer from its next step."""
         self._unrecorded: list[tuple[int, int, float, dict[str, Any]]] = []
 
-    def was_read(self, experience: Experience) -> None:
-        """Count one record for the figures of the next step."""
+    def read(self, experience: Experience, answer: bytes | None) -> Experience:
+        """Count one record for the figures of the next step; a provider's answer, as it is in the log, gets tokens of this policy."""
         self._null_mass.add(experience)
         self._newest_sample = max(self._newest_sample, experience.generated_at)
+        if not experience.origin or experience.streams is None or experience.purpose != "user":
+            return experience
+        return with_tokens(experience, answer, self._renderer, self._limits.max_length)
 
     def refuse(self) -> None:
         """Decide the fate of waiting samples that must not be trained."""
@@ -176,6 +182,16 @@ class Steps:
     @cached_property
     def _tokenizer(self) -> AnswerTokenizer | None:
         return AnswerTokenizer.of(Path(self._around.settings.base))
+
+    @cached_property
+    def _renderer(self) -> TextRenderer | None:
+        if self._tokenizer is None:
+            return None
+        try:
+            return TextRenderer(load_template(self._around.settings.base), self._tokenizer)
+        except InvalidSettings as error:
+            log.warning("no provider's answer is learned: the base policy has no template here", reason=error.message)
+            return None
 
     def _text_of(self, drawn: Batch) -> TextBatch:
         """The text of samples, and the edits that came after their samples were trained: the first of each answer."""
@@ -286,15 +302,16 @@ class Steps:
         now, epoch, step = self._around.clock(), self._state.epoch, self._state.step
         batch, everything = found.learned.everything, [*found.learned.everything, *found.left.everything]
         compared = [item for item in everything if item.key in result.log_ratios]
-        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, compared))
+        own = [item for item in batch if not item.origin]
+        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (own, compared))
         log_ratios = [result.log_ratios[item.key] for item in compared]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,
             "version": self._state.version,
             "skipped": result.skipped,
-            "lag_mean": sum(lags) / len(lags),
-            "lag_max": max(lags),
+            "lag_mean": sum(lags) / max(len(lags), 1),
+            "lag_max": max(lags, default=0),
             "age_seconds_mean": sum(ages) / len(ages),
             "age_seconds_max": max(ages),
             **self._null_mass.take(),

@@ -37,7 +37,7 @@ MOST_EPOCHS = 50
 LEAST_GAIN = 0.01
 """Share by which an epoch must lower the held-out loss for another one to follow."""
 LEAST_FALL = 0.005
-"""Nats by which it must. Where every prompt has one right answer, the loss falls by a share in every epoch."""
+"""Nats by which it must. Where every prompt has one right answer, the loss keeps falling by a share."""
 SEED = 1
 _SAY_SECONDS = 10.0
 REASON = "text"

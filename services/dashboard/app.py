@@ -68,7 +68,8 @@ class SafeHeaders:
 
 def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_trains: bool = True) -> FastAPI:
     """The dashboard of one home, to be served at the root; `links` replaces the home's own. `has_trains`: [train] enabled."""
-    links, provider = links or settings.replica_links(), load_provider(settings)
+    links, front = links or settings.replica_links(), load_provider(settings)
+    provider = None if settings.base else front
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

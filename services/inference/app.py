@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -21,6 +21,7 @@ from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from runtime.operations import WeightStoreMetrics
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
+from runtime.template.chat_template import load_template
 from services.http import KeyRing, make_service
 from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes
@@ -34,7 +35,7 @@ from services.inference.engine.rows import FixedEngine, ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import Planner
-from services.inference.provider.app import create_provider_app
+from services.inference.provider.app import create_provider_app, make_front
 from services.inference.recorder import Recorder
 from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
@@ -42,7 +43,6 @@ from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import SessionUrls, add_session_routes
 from services.inference.sessions.turns import Turns
 from services.inference.stored.routes import add_stored_routes
-from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
 from services.provider import load_provider
@@ -67,7 +67,7 @@ def create_app(
     Raises InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid; InvalidTask.
     """
     log, links = event_log or _durable_log(settings), links or settings.replica_links()
-    if (provider := load_provider(settings)) is not None:
+    if (provider := load_provider(settings)) is not None and not settings.base:
         return create_provider_app(settings, provider, log, links)
     policy, database = settings.policy, settings.database()
     assignments, repeats = Assignments(database, policy), IdempotentRequests(links.idempotency)
@@ -84,10 +84,12 @@ def create_app(
     template = load_template(settings.base)
     turns = Turns(template, links.sessions, settings.session_seconds)
     units = SessionUnits(unit, links.sessions, settings.session_seconds)
-    arms = Arms(policy=policy, assignments=assignments, units=units, engine=engine)
+    arms = Arms(policy=policy, assignments=assignments, units=units, engine=engine, has_front=provider is not None)
     planner = Planner(policy=policy, tasks=load_tasks(settings.tasks), template=template, turns=turns, arms=arms)
     recorder, budgets = Recorder(log), SessionBudgets(database)
     endpoint = Endpoint(tokenizer=template.tokenizer, engine=engine, recorder=recorder, turns=turns, budgets=budgets)
+    shared: Any = {"tasks": planner.tasks, "recorder": recorder, "budgets": budgets, "links": links, "repeats": repeats}
+    front = None if provider is None else make_front(settings, provider, **shared)
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
@@ -98,6 +100,8 @@ def create_app(
         await recorder.close()
         await budgets.close()
         await engine.close()
+        if front is not None:
+            await front.passing.client.close()
         await asyncio.to_thread(log.close)
         database.close()
 
@@ -106,7 +110,7 @@ def create_app(
     service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    responder = Responder(planner=planner, endpoint=endpoint, repeats=repeats, limit=limit)
+    responder = Responder(planner=planner, endpoint=endpoint, repeats=repeats, limit=limit, front=front)
     add_routes(service, responder)
     add_message_routes(service, responder)
     add_tokenize_route(service, planner, limit)

@@ -18,8 +18,8 @@ import msgspec
 import structlog
 
 from contracts import revocations
-from contracts.arms import DRAWN, Unit, draw_arm, logged_draw, read_arm_secret, unit_of
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
+from contracts.arms import DRAWN, Unit, draw_arm, has_share, logged_draw, read_arm_secret, unit_of
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, PROVIDER, SLOTS, Assignment, read
 from contracts.draws import LoggedDraw, UnitKind
 from contracts.errors import InvalidSettings, Unavailable, VersionRevoked
 from contracts.keys import Caller
@@ -80,13 +80,13 @@ def choose_arm(
     if unit is None:
         return ChosenArm(LIVE, 1.0, policy)
     drawn = draw_arm(assignments, unit, secret, served)
-    model = policy if drawn.arm == LIVE else f"{policy}@v{versions[drawn.arm]}"
+    model = policy if drawn.arm in {LIVE, PROVIDER} else f"{policy}@v{versions[drawn.arm]}"
     return ChosenArm(drawn.arm, drawn.probability, model)
 
 
 def has_draw(assignments: Mapping[str, Assignment]) -> bool:
     """True if an arm beside live has a share."""
-    return any(name in DRAWN and arm.version is not None and arm.share > 0.0 for name, arm in assignments.items())
+    return any(name in DRAWN and has_share(arm) for name, arm in assignments.items())
 
 
 def served_arms(
@@ -212,12 +212,13 @@ class DrawnArm(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Arms:
-    """Gives each request its arm; see the module."""
+    """Gives each request its arm; see the module. `has_front`: a provider answers for the arm of that name."""
 
     policy: str
     assignments: Assignments
     units: SessionUnits
     engine: EnginePool
+    has_front: bool = False
 
     async def draw(self, request: ChatRequest, caller: Caller, terms: Terms, completion_id: str) -> DrawnArm:
         """The arm of a request, drawn if its terms allow it. Its session keeps it. Raises VersionRevoked: a rollback revoked what it names."""
@@ -226,6 +227,7 @@ class Arms:
             why = f"was revoked and never serves again; ask for {self.policy!r}"
             raise VersionRevoked(f"{self.policy}@v{terms.version} {why}", param="model")
         served = served_arms(assigned, await self.engine.slots(), self.assignments.learned)
+        served |= {PROVIDER} if self.has_front else set()
         unit = None
         if terms.may_draw and has_draw(assigned):
             unit = await self.units.unit_of(request, caller.tenant, completion_id, logged=terms.logged)

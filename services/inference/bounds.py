@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from contracts.errors import InvalidRequest, Unsupported, field_error
 from contracts.tables import MAX_KEY
+from runtime.template import OWN_VARIABLES
 
 MAX_CHOICES = 8
 MAX_STOPS = 4
@@ -16,8 +17,6 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Of `reasoning_effort`, in OpenAI's words and those of models."""
 MAX_NAME = 64
 """Characters of a key of the metadata; longer names are cut in errors."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of messages. They are fixed words, not free text, so they may complete a control string (`<|` + role + `|>`)."""
 _MAX_PAIRS, _MAX_VALUE = 16, 512
 _MAX_REFERENCE = 50_000
 """`metadata.reference` may be longer than other labels: it may hold a test suite."""
@@ -27,10 +26,6 @@ _MAX_VARIABLES = 16
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _VARIABLE_TEXT = re.compile(r"[\w .:+-]{0,64}")
 """Such a text cannot contain a control string."""
-OWN_VARIABLES = (
-    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
-)  # fmt: skip
-"""Variables of chat templates that a request may not set."""
 
 
 class _Bound(NamedTuple):

@@ -29,11 +29,11 @@ from contracts.keys import Caller, Owner
 from contracts.records import Attempt
 from contracts.sampling import Sampling
 from contracts.tasks import Task
+from runtime.template.chat_template import ChatTemplate
 from services.inference.answering import decide_answering
 from services.inference.arms import Arms, DrawnArm
 from services.inference.requests import ChatRequest
 from services.inference.sessions.turns import Turn, Turns
-from services.inference.template.chat_template import ChatTemplate
 from services.inference.terms import Terms, read_terms
 from services.inference.tools.parser import AnswerParser
 

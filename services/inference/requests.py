@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported, field_error
+from runtime.template import ROLES
 from services.http import read_json
 from services.inference import bounds, formats
 from services.inference.fields import (
@@ -176,10 +177,10 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
-    if message.role in bounds.ROLES and message.content.__class__ is str and is_plain(message):
+    if message.role in ROLES and message.content.__class__ is str and is_plain(message):
         return {"role": message.role, "content": message.content}
     where = f"messages[{index}]"
-    bounds.check_one_of(f"{where}.role", message.role, bounds.ROLES)
+    bounds.check_one_of(f"{where}.role", message.role, ROLES)
     if (name := unserved_of(message)) is not None:
         raise bounds.unserved(f"{where}.{name}")
     plain: dict[str, Any] = {"role": message.role}

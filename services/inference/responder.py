@@ -2,18 +2,23 @@
 
 In: a request in OpenAI's form, and what makes replies in the caller's shape. Out: the response. Planning, limits, repeats, attempts and
 purposes are the same for every dialect.
+
+With a provider in front, a request is planned first: if its arm is the provider, it goes there as it was sent, under the plan's id and draw.
+What the own versions cannot take goes there without a draw, whatever its arm would have been: so both arms of a comparison get the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from fastapi import Request, Response
 
+from contracts.assignments import PROVIDER, provider_share
 from contracts.errors import InvalidRequest
 from contracts.keys import Caller
 from contracts.records import Attempt
@@ -21,10 +26,15 @@ from services.http import SESSION_HEADER, authorization_of
 from services.inference.bounds import check_metadata
 from services.inference.endpoint import Endpoint
 from services.inference.idempotency import IdempotentRequests
-from services.inference.plan import Planner
+from services.inference.plan import Planner, RequestPlan
 from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
+from services.inference.terms import Terms
 from services.limits import Limit
+from services.provider import Spoken
+
+if TYPE_CHECKING:
+    from services.inference.provider.routes import Front
 
 LABELS = {
     "x-millrace-task": "task",
@@ -46,29 +56,73 @@ class Asked(NamedTuple):
     replies: MakeReplies = ChatReplies
 
 
+class Arrival(NamedTuple):
+    """A request as it came. `spoken`: its dialect, if providers may speak it; `attempt`: see `attempt_of`."""
+
+    client: Request
+    caller: Caller
+    body: bytes
+    spoken: Spoken | None
+    attempt: Attempt | None
+
+
+class _Way(NamedTuple):
+    """On which terms a request is answered, and what begins its answer."""
+
+    terms: Terms
+    begin: Callable[[], Awaitable[Response]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Responder:
-    """See the module."""
+    """See the module. `front`: where a provider stands in front of the policy."""
 
     planner: Planner
     endpoint: Endpoint
     repeats: IdempotentRequests
     limit: Limit
+    front: Front | None = None
 
-    async def respond(self, client: Request, caller: Caller, read: Callable[[bytes], Awaitable[Asked]]) -> Response:
-        """Answer a request; it counts against the caller's limit before its body is read."""
+    async def respond(
+        self,
+        client: Request,
+        caller: Caller,
+        read: Callable[[bytes], Awaitable[Asked]],
+        spoken: Spoken | None = None,
+    ) -> Response:
+        """Answer a request; it counts against the caller's limit before its body is read. `spoken`: its dialect, if providers may speak it."""
         headers, body = await self.limit.check(caller), await client.body()
-        requests, replies = await read(body)
-        requests = [with_labels(request, client.headers, caller) for request in requests]
         scope, asked = identity_of(client, caller, body)
-        attempt, purpose = attempt_of(client.headers, asked), client.headers.get(PURPOSE_HEADER)
-        plans = [await self.planner.plan(request, caller, purpose, attempt) for request in requests]
+        way = await self._way(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)), read)
         # An answer that may not be logged is not kept for repeats either.
-        key = client.headers.get("idempotency-key") if plans[0].terms.logged else None
-        answer = self.endpoint.stream if requests[0].stream else self.endpoint.answer
-        response = await self.repeats.once(key, scope, asked, lambda: answer(plans, client, replies))
+        key = client.headers.get("idempotency-key") if way.terms.logged else None
+        response = await self.repeats.once(key, scope, asked, way.begin)
         response.headers.update(headers)
         return response
+
+    async def _way(self, sent: Arrival, read: Callable[[bytes], Awaitable[Asked]]) -> _Way:
+        front = self.front
+        try:
+            asked = await read(sent.body)
+            plans = [await self._plan(request, sent) for request in asked.requests]
+        except InvalidRequest:
+            if front is None or sent.spoken is None or not provider_share(await self.planner.arms.assignments.held()):
+                raise
+            call = await front.call_of(sent)
+            if not call.terms.may_draw:
+                raise
+            return _Way(call.terms, partial(front.passing.respond, call, sent.client))
+        plan = plans[0]
+        if front is not None and plan.drawn.arm.name == PROVIDER:
+            call = await front.call_of(sent, plan)
+            return _Way(plan.terms, partial(front.passing.respond, call, sent.client))
+        answer = self.endpoint.stream if plan.request.stream else self.endpoint.answer
+        return _Way(plan.terms, partial(answer, plans, sent.client, asked.replies))
+
+    async def _plan(self, request: ChatRequest, sent: Arrival) -> RequestPlan:
+        request = with_labels(request, sent.client.headers, sent.caller)
+        request = request if self.front is None else self.front.renamed(request)
+        return await self.planner.plan(request, sent.caller, sent.client.headers.get(PURPOSE_HEADER), sent.attempt)
 
 
 def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, bytes]:

@@ -38,7 +38,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         async def read(body: bytes) -> Asked:
             return Asked([await off_loop(parse_chat_request, body)])
 
-        return await responder.respond(client, caller, read)
+        return await responder.respond(client, caller, read, "chat")
 
     @with_caller
     @takes(PromptBody, notes=prompt_notes(), example=PROMPT_EXAMPLE)

@@ -11,14 +11,14 @@ from fastapi import FastAPI, Request, Response
 from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRequest, Unsupported
+from runtime.template.chat_template import ChatTemplate
+from runtime.template.plain_tokenizer import bounded_ids
 from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.bounds import check_variables, unserved
 from services.inference.fields import MAX_MESSAGES, ChatMessage, check_neutral, read_fields
 from services.inference.formats import Json, OfferedTool, check_tool_choice, check_tools
 from services.inference.plan import Planner
 from services.inference.requests import ChatRequest, check_size, plain_messages
-from services.inference.template.chat_template import ChatTemplate
-from services.inference.template.plain_tokenizer import bounded_ids
 from services.inference.terms import pinned_version
 from services.limits import Limit
 from services.openapi import takes

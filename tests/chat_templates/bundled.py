@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from services.inference.template.chat_template import ChatTemplate, load_template
+from runtime.template.chat_template import ChatTemplate, load_template
 from tests.chat_templates import CONTEXT, byte_tokenizer
 
 BOS, EOS = "<|bos_qz|>", "<|eos_qz|>"

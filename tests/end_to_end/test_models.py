@@ -1,8 +1,7 @@
-"""A mixture of experts and a hybrid in the whole loop, as processes: see `loop.py`. The demo is a Llama.
+"""A mixture of experts in the whole loop, as processes: see `loop.py`. The demo is a Llama.
 
-The two are as far from it as they can be: one is paged and in shards, with fused experts, the other is stepped, with two kinds of
-state. `tests/integration/test_models_loop.py` takes every architecture through the loop in one process. Each model is built here,
-random, with the demo's tokenizer.
+It is paged and in shards, with fused experts, whose choices cross processes. `tests/integration/test_models_loop.py` takes every
+architecture through the loop in one process. The model is built here, random, with the demo's tokenizer.
 """
 
 from __future__ import annotations
@@ -27,12 +26,10 @@ from weights.tensors import read_safetensors, root_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "lfm2"])
-def test_a_model_runs_the_whole_loop(kind: str, tmp_path: Path) -> None:
+def test_a_model_runs_the_whole_loop(tmp_path: Path) -> None:
     """Where experts are required, a sample without a record is `off_support`: a version can only come from samples that carried theirs."""
-    has_experts = kind == "qwen3_moe"
-    base = build_model(kind, tmp_path / "base", sharded=has_experts)
-    with run_loop(tmp_path, base, replay_experts="required" if has_experts else "recorded") as loop:
+    base = build_model("qwen3_moe", tmp_path / "base", sharded=True)
+    with run_loop(tmp_path, base, replay_experts="required") as loop:
         loop.work_until(lambda: loop.live >= 2 and seen(loop, 2), "version 2 live and served")
         loop.kill("engine")
         loop.kill("training")
@@ -44,8 +41,7 @@ def test_a_model_runs_the_whole_loop(kind: str, tmp_path: Path) -> None:
         loop.work_until(lambda: loop.live > last and seen(loop, last + 1), "a version after the rollback")
         check_published(loop, base)
         check_served(loop, base)
-        if has_experts:
-            check_experts(loop, base)
+        check_experts(loop, base)
 
 
 def seen(loop: Loop, version: int, *, among: int = 0) -> bool:

@@ -1,7 +1,7 @@
 """Every architecture through the loop in one process: served, learned from, published, swapped, killed, rolled back and trained again.
 
 In: a checkpoint on disk, random and tiny. The engine, the learner and the weight store are the real ones; `tests/end_to_end/test_models.py`
-has two architectures in the processes that users start.
+has the mixture of experts in the processes that users start.
 """
 
 from __future__ import annotations

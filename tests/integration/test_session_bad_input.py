@@ -32,10 +32,10 @@ from runtime.database import Database
 from runtime.log.answers import with_answers
 from runtime.log.local import LocalLog
 from runtime.operations import Operations
+from runtime.template.chat_template import load_template
 from runtime.worker import Worker
 from services.feedback.app import create_app as create_feedback
 from services.inference.app import create_app as create_inference
-from services.inference.template.chat_template import load_template
 from services.serving import make_web
 from tests.chat_templates.bundled import make_bundled
 from tests.unit.services.inference.conftest import stage

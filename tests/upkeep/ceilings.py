@@ -1,7 +1,8 @@
 """Numbers that may only fall: modules of a crowded folder, and private names of other packages that a test file reaches.
 
 `python -m tests.upkeep.ceilings` writes `tests/upkeep/ceilings.toml` lower, after something fell, moved or went; it refuses to write a number higher.
-A folder that is not listed has at most 25 Python modules, a test file that is not listed reaches no private name.
+A folder that is not listed has at most 25 Python modules, a test file that is not listed reaches no private name. Migrations are a history, which
+only grows: they are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 LISTED = Path(__file__).parent / "ceilings.toml"
 FOLDERS = (
-    "benchmarks", "commands", "contracts", "deploy", "docs", "engines", "examples", "migrations", "pipelines", "policy", "rewards", "runtime",
+    "benchmarks", "commands", "contracts", "deploy", "docs", "engines", "examples", "pipelines", "policy", "rewards", "runtime",
     "services", "tests", "weights",
 )  # fmt: skip
 MOST_MODULES = 25
@@ -42,6 +43,8 @@ def counted(root: Path = ROOT) -> Ceilings:
     for top in FOLDERS:
         for path in (root / top).rglob("*.py"):
             name = path.parent.relative_to(root).as_posix()
+            if name == "migrations/versions":  # a history, of which nobody surveys the whole
+                continue
             folders[name] = folders.get(name, 0) + 1
     tests = {path.relative_to(root).as_posix(): path for path in (root / "tests").rglob("*.py")}
     private = {name: len(list(reached(path.read_text()))) for name, path in tests.items()}

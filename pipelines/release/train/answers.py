@@ -21,7 +21,7 @@ from pipelines.release.train.metrics import NAMES
 from runtime.train_settings import TrainSettings
 
 CANARY, LIVE = "canary", "live"
-_ARMS = {CANARY, LIVE}
+_ARMS = {CANARY, LIVE, "provider"}
 _LEAST_GRACE, _MOST_GRACE, _GRACE_SHARE = 2.0, 60.0, 0.1
 _AGES = 4.0
 """A train gets at least so many times the age of its slowest task: else hardly an answer would be old enough before it ends."""
@@ -37,7 +37,7 @@ class AnswerRow(NamedTuple):
 
     key: str
     arm: str
-    """`canary` or `live`."""
+    """`canary` or `live`; of a provider in front, `provider`."""
     task: str
     unit: str
     unit_kind: str

@@ -74,7 +74,7 @@ def assess(
         "newest_at": seen.newest_at,
         "unit_kinds": seen.unit_kinds,
         "metrics": metrics,
-        "sample_ratio": _ratio_fact(seen.sample_ratio(), settings),
+        "sample_ratio": _ratio_fact(seen.sample_ratio(), settings, seen.rest_share),
         "left_out": seen.left_out,
         "harmed": harmed,
         "harmed_since": standing.harmed_since if harmed else None,
@@ -89,10 +89,10 @@ def assess(
     return facts | {"says": in_words(facts, settings), "promise": promise(facts, settings)}
 
 
-def _ratio_fact(ratio: UnitRatio, settings: TrainSettings) -> dict[str, Any]:
+def _ratio_fact(ratio: UnitRatio, settings: TrainSettings, rest_share: float) -> dict[str, Any]:
     fact: dict[str, Any] = ratio._asdict()
     broken, proven = fact.pop("is_broken"), fact.pop("is_proven")
-    last = expected_share(settings.stages[-1], settings.control_ratio)
+    last = expected_share(settings.stages[-1], settings.control_ratio, rest_share)
     needed = math.ceil(last * units_for_ratio(last, settings.tuned_units, POWER))
     return fact | {"verdict": "broken" if broken else "fine" if proven else "unknown", "needed_units": needed}
 

@@ -22,7 +22,7 @@ import structlog
 from sqlalchemy import Connection
 
 from contracts import assignments, error_budget, holds, revocations, train_points
-from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
+from contracts.assignments import CANARY, LEARNING, LIVE, MOVED, provider_share
 from contracts.errors import Held, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.rollback import left_behind
@@ -190,6 +190,8 @@ class Conductor:
         settings = self.settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
         settings["patience_seconds"] = patience_of(self.tasks, self.settings)
         settings[WANTED_LEVEL] = self.settings.level
+        settings[repository.PROVIDER_SHARE] = provider_share(seen.arms)
+        against = "the provider" if provider_share(seen.arms) else f"v{live}"
         with self.database.snapshot() as connection:
             pace = read_pace(connection, self.policy, self.settings, now)
             ended = repository.read_ended(connection, self.policy, 1)
@@ -202,13 +204,13 @@ class Conductor:
                     evidence = repository.read_kept(connection, self.policy, version, live, settings)
                     if version == changed_to:
                         evidence[CHANGED_IN] = sorted({*evidence.get(CHANGED_IN, ()), *ended[0].changed_in})
-                    settings["level"] = self._level(connection, f"v{version} against v{live} at {now:.3f}", now)
+                    settings["level"] = self._level(connection, f"v{version} against {against} at {now:.3f}", now)
                     moves.depart(connection, version, arms=seen.arms, settings=settings, evidence=evidence, now=now)
             except NotFound as error:
                 self._without_bytes.add(version)
                 log.warning("version cannot depart", version=version, reason=error.message)
                 continue
-            self._moved("train departed", f"v{version} is proven against v{live}", version)
+            self._moved("train departed", f"v{version} is proven against {against}", version)
             return
 
     def _level(self, connection: Connection, name: str, now: float) -> float:

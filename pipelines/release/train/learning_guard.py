@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from contracts import assignments, error_budget, holds
 from contracts.arms import is_control, read_arm_secret
-from contracts.assignments import LEARNING, LIVE
+from contracts.assignments import LEARNING, LIVE, provider_share
 from contracts.errors import StaleWrite
 from contracts.rejection import revoke_unproven
 from pipelines.release.train import moves, repository
@@ -132,7 +132,7 @@ class LearningGuard:
 def guarded_of(seen: TrackView) -> Guarded | None:
     """The version that the learning arm gives to users; None if there is none, or everybody has it."""
     learning, live = version_of(seen.arms, LEARNING), version_of(seen.arms, LIVE)
-    if learning is None or live is None or learning <= live or learning in seen.revoked:
+    if learning is None or live is None or learning <= live or learning in seen.revoked or provider_share(seen.arms):
         return None
     share = seen.arms[LEARNING].share
     return Guarded(learning, live, share) if share > 0.0 else None

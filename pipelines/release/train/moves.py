@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from contracts import assignments, holds
-from contracts.assignments import CANARY, LIVE, Assignment
+from contracts.assignments import CANARY, LIVE, PROVIDER, Assignment, provider_share
 from contracts.errors import StaleWrite
 from contracts.rejection import revoke_unproven
 from pipelines.release.train import repository
@@ -49,8 +49,9 @@ def depart(
     """
     live, policy = arms[LIVE], arms[LIVE].policy
     assignments.move_held(connection, policy, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
-    if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
-        raise StaleWrite(f"another version became live before v{version} departed; it is looked at anew")
+    now_held = assignments.read(connection, policy)
+    if (now_held[LIVE].epoch, now_held.get(PROVIDER)) != (live.epoch, arms.get(PROVIDER)):
+        raise StaleWrite(f"another version or the provider was moved before v{version} departed; it is looked at anew")
     row = {
         "policy": policy,
         "version": version,
@@ -93,6 +94,8 @@ def make(connection: Connection, train: Train, move: TrainMove, evidence: Mappin
             connection, train.policy, arms, CANARY, train.version, writer=WRITER, reason=reason, share=share
         )
     if kind == "arrive":
+        if train.provider_share:
+            assignments.move_held(connection, train.policy, arms, PROVIDER, None, writer=WRITER, reason=reason)
         assignments.move_held(
             connection, train.policy, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0
         )
@@ -144,9 +147,10 @@ def is_on_track(train: Train, arms: Mapping[str, Assignment]) -> bool:
 
 
 def _standing(connection: Connection, train: Train) -> dict[str, Assignment]:
-    """The arms, locked. Raises StaleWrite: somebody moved `live` or the canary."""
+    """The arms, locked. Raises StaleWrite: somebody moved `live`, the provider or the canary."""
     arms = assignments.lock(connection, train.policy)
-    if arms[LIVE].version != train.blessed or not is_on_track(train, arms):
+    is_same = (arms[LIVE].version, provider_share(arms)) == (train.blessed, train.provider_share)
+    if not is_same or not is_on_track(train, arms):
         raise StaleWrite(f"another writer moved an arm of the train of v{train.version}; it is looked at anew")
     return arms
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Update, and_, delete, insert, not_, or_, select, update
 
 from contracts import train_points
-from contracts.assignments import LEARNING
+from contracts.assignments import LEARNING, PROVIDER
 from contracts.errors import StaleWrite
 from contracts.ids import first_id_at
 from contracts.rejection import WITHDRAWN_BY
@@ -32,7 +32,9 @@ SINCE = "since"
 CHANGED_IN, CHANGED_TO = "changed_in", "changed_to"
 """In the evidence: the stages in which this train, earlier ones of its version, and those that changed over to it, changed over; and to
 which version it did."""
-_SAME = ("stages", "control_ratio", "unit", "tuned_units", "proof_level")
+PROVIDER_SHARE = "provider_share"
+"""In the settings of a train: see `Train.provider_share`."""
+_SAME = ("stages", "control_ratio", "unit", "tuned_units", "proof_level", PROVIDER_SHARE)
 """Settings that all trains share whose answers are one sample, of which one sequence tells."""
 
 
@@ -60,6 +62,16 @@ class Train(NamedTuple):
     def paused_seconds(self) -> float:
         """Time since its departure that does not count."""
         return float(self.evidence.get(PAUSED, 0.0))
+
+    @property
+    def provider_share(self) -> float:
+        """Of the provider in front with which it is compared; 0: it is compared with the live version."""
+        return float(self.settings.get(PROVIDER_SHARE, 0.0))
+
+    @property
+    def against(self) -> str:
+        """With whom it is compared, in words."""
+        return "the provider" if self.provider_share else f"v{self.blessed}"
 
     @property
     def since(self) -> float:
@@ -106,7 +118,7 @@ def read_kept(
         if row.blessed != blessed:
             break
         kept.setdefault(CHANGED_IN, row.evidence.get(CHANGED_IN, []))
-        if any(row.settings.get(name) != settings[name] for name in _SAME):
+        if any(row.settings.get(name, 0.0) != settings[name] for name in _SAME):
             break
         kept[SINCE] = min(row.started_at, kept.get(SINCE, row.started_at))
     return kept
@@ -169,8 +181,13 @@ def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tup
     """The answers that a train compares and that were written from then on, with the time at which they were, in order."""
     columns = train_answer.c
     canary = and_(columns.arm == "canary", columns.version == held.version)
-    live = and_(columns.arm == "live", columns.version == held.blessed, columns.compared_with == held.version)
-    return _changed(connection, held.policy, since_ms, or_(canary, live))
+    live = (
+        and_(columns.arm == "live", columns.version == held.blessed)
+        if not held.provider_share
+        else columns.arm == PROVIDER
+    )
+    other = and_(live, columns.compared_with == held.version)
+    return _changed(connection, held.policy, since_ms, or_(canary, other))
 
 
 def read_learning(

@@ -117,9 +117,9 @@ class UnitRatio(NamedTuple):
     """Fewer than the part `lost_part` of the records of either arm are missing."""
 
 
-def expected_share(canary_share: float, control_ratio: float) -> float:
-    """The part of the compared units that the draw gives to the canary."""
-    controls = (1.0 - canary_share) * control_fraction(canary_share, control_ratio)
+def expected_share(canary_share: float, control_ratio: float, rest_share: float = 1.0) -> float:
+    """The part of the compared units that the draw gives to the canary. `rest_share`: of all others, the part whose arm is compared with it."""
+    controls = (1.0 - canary_share) * rest_share * control_fraction(canary_share, control_ratio / rest_share)
     return canary_share / (canary_share + controls)
 
 
@@ -131,16 +131,19 @@ def lost_part(tuned_units: int) -> float:
     return min(_MOST_LOST, _LOST * math.sqrt(_LOST_AT / tuned_units))
 
 
-def share_groups(canary: Iterable[float], live: Iterable[float], shares: Iterable[float]) -> Iterator[ShareGroup]:
+def share_groups(
+    canary: Iterable[float], live: Iterable[float], shares: Iterable[float], rest_share: float = 1.0
+) -> Iterator[ShareGroup]:
     """Which logged probabilities belong together.
 
     A unit gets the canary with probability `rest x share` and live with `rest x (1 - share)`, where `rest` is what the draws before left.
-    So two of them were drawn alike exactly if canary / (canary + live) is a share that the train had, whatever the clocks say.
+    So two of them were drawn alike exactly if canary / (canary + live) is a share that the train had, whatever the clocks say. A provider
+    in front that has the part `rest_share` of live's users stands for live.
     """
     known, lives = tuple(shares), tuple(live)
     for mine in canary:
         for theirs in lives:
-            implied = mine / (mine + theirs)
+            implied = mine / (mine + theirs / rest_share)
             for share in known:
                 if abs(implied - share) <= _SAME * share:
                     yield ShareGroup(share, mine, theirs)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from contracts import assignments, engines, holds, revocations
-from contracts.assignments import CANARY, LEARNING, LIVE, Assignment
+from contracts.assignments import CANARY, LEARNING, LIVE, Assignment, provider_share
 from contracts.engines import EngineReplica
 from contracts.holds import Hold
 from contracts.revocations import Revocation
@@ -146,6 +146,9 @@ def ended_by_others(view: TrackView, train: Train) -> TrainEnd | None:
         return TrainEnd(WITHDRAWN, f"somebody else made v{version} live before it was proven{held}")
     if live != train.blessed:
         return TrainEnd(WITHDRAWN, f"v{live} is live now{held}, and v{version} was compared with v{train.blessed}")
+    if (share := provider_share(view.arms)) != train.provider_share:
+        why = f"the provider has {share:.0%} now{held}, and v{version} departed while it had {train.provider_share:.0%}"
+        return TrainEnd(WITHDRAWN, why)
     if not moves.is_on_track(train, view.arms):
         return TrainEnd(WITHDRAWN, f"somebody else moved the arm {CANARY}{held}")
     return None

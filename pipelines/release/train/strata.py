@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, grace_seconds
 from pipelines.release.train.compare import Codes, Contrast, Floats
-from pipelines.release.train.metrics import ANSWERS, GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Metric
+from pipelines.release.train.metrics import ANSWERS, GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, TOKENS, Metric
 from pipelines.release.train.parties import PRODUCT, Compared, Stranger, may_leave, oddest, parties_of
 from pipelines.release.train.sequences import LEVEL, UnitRatio, expected_share, sample_ratio, share_groups, units_of
 from runtime.train_settings import TrainSettings
@@ -42,6 +42,8 @@ class Standing(NamedTuple):
     """shadow, canary or stopped."""
     harmed_since: float = 0.0
     """When it began to seem worse for somebody alone, or now."""
+    provider_share: float = 0.0
+    """Of the provider in front with which the version is compared; 0: it is compared with the live version."""
 
 
 class Strata:
@@ -55,7 +57,7 @@ class Strata:
         now: float,
         standing: Standing,
     ) -> None:
-        self.settings = settings
+        self.settings, self._provider_share = settings, standing.provider_share
         self._share = settings.stages[max(standing.stage, 0)]
         self._settled_at = now - min(SETTLE_SECONDS, settings.stage_seconds)
         self.all = answers.columns()
@@ -80,7 +82,9 @@ class Strata:
         self.parties = parties_of((self.all.tenant, self.all.api_key), asked_by, self.counts, self.counts & ~arm)
         bucket = np.floor_divide(self.all.at, settings.stratum_seconds)
         self.bucket = (bucket - (bucket[self.counts].min() if self.counts.any() else 0.0)).astype(np.int64)
-        places = (self.bucket, groups, self.all.sampling, self.all.task, self.parties.of)
+        # A provider samples by settings of its own: what was asked of either arm is the same.
+        sampling = np.zeros_like(groups) if self._provider_share else self.all.sampling
+        places = (self.bucket, groups, sampling, self.all.task, self.parties.of)
         self.strata = _dense(places, self.counts)
         self.left_out = {
             reason: num
@@ -156,7 +160,7 @@ class Strata:
         by_value = [{self._probabilities[code]: int(code) for code in found} for found in used]
         of_code = np.full((2, len(self._probabilities) + 1), -1, np.int64)
         self.shares = list[float]()
-        for group in share_groups(by_value[0], by_value[1], self.settings.stages):
+        for group in share_groups(by_value[0], by_value[1], self.settings.stages, self.rest_share):
             places = [(0, by_value[0][group.canary]), (1, by_value[1][group.live])]
             number = max((int(of_code[place]) for place in places), default=-1)
             if number < 0:
@@ -165,6 +169,11 @@ class Strata:
             for place in places:
                 of_code[place] = number
         return of_code[np.where(arm, 0, 1), codes]
+
+    @property
+    def rest_share(self) -> float:
+        """Of those who do not get the canary, the part whose arm is compared with it."""
+        return self._provider_share or 1.0
 
     @functools.cached_property
     def num_stage_units(self) -> int:
@@ -196,6 +205,8 @@ class Strata:
         """By guardrail: which of some answers have it, how these are compared, and their values."""
         whole = self.plan(rows)
         for place, metric in enumerate(GUARDRAILS.values()):
+            if metric.name == TOKENS and self._provider_share:
+                continue  # each model counts by a tokenizer of its own
             values = self.all.metrics[rows, place]
             present = ~np.isnan(values)
             if present.any():
@@ -268,7 +279,7 @@ class Strata:
     def _ratio(self, num: tuple[int, int], share: float, num_tests: int = 1) -> UnitRatio:
         return sample_ratio(
             *num,
-            expected=expected_share(share, self.settings.control_ratio),
+            expected=expected_share(share, self.settings.control_ratio, self.rest_share),
             level=LEVEL / (2 * len(self.settings.stages)) / num_tests,
             tuned_units=self.settings.tuned_units,
         )

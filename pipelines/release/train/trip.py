@@ -92,12 +92,12 @@ class Trip:
         with self.database.snapshot() as connection:
             self._evidence.read(connection, now)
         since = train.evidence.get("harmed_since") or now
-        where = Standing(train.stage, train.stage_at, train.since, train.state, since)
+        where = Standing(train.stage, train.stage_at, train.since, train.state, since, train.provider_share)
         found = self._evidence.assess(now, where)
         self._tell_harmed(train, found)
         # The start by which patience ends: later, if a time did not count.
         due = where._replace(started_at=train.started_at + train.paused_seconds)
-        decided = decide(due, found, self._settings, now)
+        decided = _spared(train, decide(due, found, self._settings, now))
         move = self._next(seen, train, found, decided, now)
         if _waits_for_users(seen, train):
             self._stopped_since = self._absent_since = None  # when they come, it listens anew
@@ -223,7 +223,7 @@ class Trip:
             return TrainMove("stay", said.says), noted
         if said.refused and not said.blames_version:
             return TrainMove("withdraw", f"{said.says}. {PLACE}"), noted
-        return TrainMove("revoke" if said.refused else "advance", said.says), noted
+        return _spared(train, TrainMove("revoke" if said.refused else "advance", said.says)), noted
 
     def _make(self, train: Train, move: TrainMove, facts: Mapping[str, Any]) -> None:
         with self.database.transaction() as connection:
@@ -255,6 +255,11 @@ class Trip:
         if not _is_counted(seen, train):
             facts[repository.COUNTED_AT] = train.evidence.get(repository.COUNTED_AT, now)
         return facts
+
+
+def _spared(train: Train, move: TrainMove) -> TrainMove:
+    """A version that is worse than a provider is not spoiled: it stays behind, and what was learned from it is not taken back."""
+    return move._replace(kind="withdraw") if move.kind == "revoke" and train.provider_share else move
 
 
 def _waits_for_users(seen: TrackView, train: Train) -> bool:

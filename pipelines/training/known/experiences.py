@@ -46,8 +46,9 @@ def newest_version(experience: Experience) -> int:
 
 
 def first_version(experience: Experience) -> int:
-    """The version that generated the first token."""
-    return experience.segments[0].spans[0].version
+    """The version that generated the first token; -1 if no version of this policy did."""
+    spans = experience.segments[0].spans
+    return spans[0].version if spans else -1
 
 
 def single_version(experience: Experience) -> int | None:

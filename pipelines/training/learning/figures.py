@@ -49,14 +49,14 @@ class StepResult:
 
 
 def batch_figures(experiences: Sequence[Experience], corrections: Sequence[Lesson]) -> dict[str, float | None]:
-    """Number and mean of the rewards, the mean of each graded component, number and mean difference of the corrections."""
-    rewards = [item.reward for item in experiences if item.reward is not None]
-    parts: dict[str, list[float]] = {"reward_mean": rewards}
-    for score in (score for item in experiences for score in item.scores if score.value is not None):
+    """Number of the samples, mean of this policy's rewards and of each graded component, number and mean difference of the corrections."""
+    own = [item for item in experiences if not item.origin]
+    parts: dict[str, list[float]] = {"reward_mean": [item.reward for item in own if item.reward is not None]}
+    for score in (score for item in own for score in item.scores if score.value is not None):
         parts.setdefault(f"reward/{score.name}", []).append(score.value or 0.0)
     parts["correction_mean"] = [item.difference for item in corrections]
     means = {name: sum(values) / len(values) if values else None for name, values in parts.items()}
-    return {"num_samples": len(rewards), "num_corrections": len(corrections), **means}
+    return {"num_samples": len(experiences), "num_corrections": len(corrections), **means}
 
 
 def text_figures(texts: Sequence[TextSample], losses: TextLosses) -> dict[str, float | None]:

@@ -177,7 +177,7 @@ class Learner:
         counts = [*denominators(experiences).tolist(), *[1.0] * len(corrections)]
         sums, current = self._gradient(rows, [v * w for v, w in zip(values, pulls, strict=True)], counts)
         pulled = set(rows.keys)
-        silent = [item for item in batch.everything if item.key not in pulled]
+        silent = [item for item in batch.everything if item.key not in pulled and not item.origin]
         text = self.trainee.backward_text(batch.text, silent)
         self._mismatch.measure(self.trainee, experiences, published)
         norm = self.trainee.clip(self.settings.max_gradient_norm)

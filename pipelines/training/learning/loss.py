@@ -90,12 +90,12 @@ class LossSums:
             setattr(self, name, merged[name](mine, value) if name in merged else mine + value)
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the batch.
+        """Figures of the batch. NaN where no answer was sampled: text has no ratios.
 
         `ess` is the effective share of tokens in (0, 1]; `k1`, `k3` estimate KL(behaviour || current) in nats per
         token; `chi2` is the mean squared ratio less one; `clip_fraction` counts tokens that the objective truncated or masked.
         """
-        count = max(self.num_tokens, 1.0)
+        count = self.num_tokens or math.nan
         mean, square, k1 = self.ratio / count, self.ratio_squared / count, -self.log_ratio / count
         return {
             "loss": self.loss,

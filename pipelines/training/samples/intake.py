@@ -105,7 +105,8 @@ class Intake:
         )
         if revision <= max(seen):
             return None
-        if fate is not None and fate.is_final:
+        # What a provider's answer does not teach at first, a later edit of it may.
+        if fate is not None and fate.is_final and not (fate.state == "off_support" and experience.origin):
             return self._later(record, experience, fate, now)
         if held is None and self._is_expired(key):
             return self._expire(experience)

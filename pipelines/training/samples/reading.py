@@ -35,10 +35,10 @@ class ExperienceReader:
         around: Surroundings,
         intake: Intake,
         num_missing: Callable[[], int],
-        was_read: Callable[[Experience], None],
+        read: Callable[[Experience, bytes | None], Experience],
     ) -> None:
-        """`num_missing`: samples that a full batch still needs."""
-        self._around, self._intake, self._num_missing, self._was_read = around, intake, num_missing, was_read
+        """`num_missing`: samples that a full batch still needs. `read`: what a step makes of one that was read, and of its answer in the log."""
+        self._around, self._intake, self._num_missing, self._read = around, intake, num_missing, read
         self._look_at = float("-inf")
 
     def fill(self, consumer: Consumer, timeout: float) -> int:
@@ -61,8 +61,7 @@ class ExperienceReader:
     def take(self, record: LogRecord) -> None:
         """Take in one record. One that cannot be read becomes a dead letter with its traceback."""
         try:
-            experience = whole(decode(Experience, record.value), record.answer)
-            self._was_read(experience)
+            experience = self._read(whole(decode(Experience, record.value), record.answer), record.answer)
             changed, key = self._intake.offer(record, experience, self._around.monotonic()), experience.key
         except Exception as error:
             if not is_of_a_record(error):  # for example a newer schema: the record waits in the log for an upgrade

@@ -67,17 +67,26 @@ def refuse(
     """
     if experience.policy != limits.policy:
         return Refusal("filtered", "other_policy")
-    if is_body_lost(experience):
-        return Refusal("stale", BODY_LOST)
-    if not has_provenance(experience):
-        return Refusal("off_support", "provider") if experience.origin else Refusal("filtered", "no_provenance")
+    if (refusal := _refuse_source(experience)) is not None:
+        return refusal
     if reason := _impossible_number(experience):
         return Refusal("filtered", reason)
     for segment in experience.segments:
-        if (refusal := _refuse_segment(segment, limits)) is not None:
+        if (refusal := _refuse_segment(segment, limits, is_own=not experience.origin)) is not None:
             return refusal
     refusal = _refuse_origin(experience, tree, limits, now)
     return refusal or (None if is_correction or experience.weight > 0 else Refusal(*NO_WEIGHT))
+
+
+def _refuse_source(experience: Experience) -> Refusal | None:
+    """Of a provider's answer only text is learned, see `text.rendering.with_tokens`."""
+    if is_body_lost(experience):
+        return Refusal("stale", BODY_LOST)
+    if experience.origin:
+        streams = experience.streams
+        is_lesson = streams is not None and not streams.refused
+        return None if is_lesson else Refusal("off_support", streams.refused if streams else "provider")
+    return None if has_provenance(experience) else Refusal("filtered", "no_provenance")
 
 
 def _impossible_number(experience: Experience) -> str:
@@ -124,7 +133,7 @@ def _has_provenance(segment: Segment) -> bool:
     return bool(segment.spans) and segment.spans[0].start == 0
 
 
-def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
+def _refuse_segment(segment: Segment, limits: TrainingLimits, *, is_own: bool) -> Refusal | None:
     temperature = segment.sampling.temperature
     if not math.isfinite(temperature) or temperature > MAX_TEMPERATURE:
         return Refusal("filtered", "impossible_temperature")
@@ -132,7 +141,8 @@ def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
         return Refusal("off_support", reason)
     if reason := _why_untrainable(segment, limits):
         return Refusal("filtered", reason)
-    return Refusal("off_support", "no_experts") if limits.needs_experts and not segment.experts else None
+    needs_experts = limits.needs_experts and is_own
+    return Refusal("off_support", "no_experts") if needs_experts and not segment.experts else None
 
 
 def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
@@ -167,7 +177,7 @@ def _has_possible_experts(segment: Segment, routing: Routing) -> bool:
 def _are_in_order(spans: Sequence[Span], num_sampled: int) -> bool:
     """True if spans are sorted and start inside the sampled tokens. An empty span at the end is valid."""
     starts = [span.start for span in spans]
-    return starts == sorted(starts) and starts[-1] <= num_sampled
+    return starts == sorted(starts) and max(starts, default=0) <= num_sampled
 
 
 def _has_possible_support(segment: Segment, sampled: np.ndarray, vocabulary_size: int) -> bool:

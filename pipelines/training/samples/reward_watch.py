@@ -145,7 +145,8 @@ class RewardWatch:
 
 
 def _task(item: Experience) -> str:
-    return f"{item.task}@{item.task_hash}"
+    """A provider earns what it earns, whatever this policy does."""
+    return f"{item.task}@{item.task_hash}" + (f"/{item.origin}" if item.origin else "")
 
 
 def of_tasks(samples: Sequence[Experience], suspicions: Sequence[Suspicion]) -> set[str]:

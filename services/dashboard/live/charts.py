@@ -11,6 +11,7 @@ import msgspec
 
 from contracts.assignments import LIVE
 from contracts.intervals import share_interval
+from services.dashboard.averages import accept_rate, mean, quantile
 from services.dashboard.live import queries
 from services.dashboard.live.queries import BUCKET_SECONDS, SampleTimes, ScoredAnswer
 
@@ -18,8 +19,6 @@ NUM_BUCKETS = queries.WINDOW_SECONDS // BUCKET_SECONDS
 SERIES = ("generations", "signals", "experiences", "steps")
 NUM_VERSIONS = 3
 """Only samples of this many newest live versions are measured."""
-ACCEPTED_FROM = 0.5
-"""An answer counts as accepted if its reward, which lies in [0, 1], is at least this."""
 MAX_BUCKETS = 60
 MIN_IN_BUCKET = 25
 MIN_LABELS = 5
@@ -67,16 +66,6 @@ def answers_over_time(answers: Sequence[ScoredAnswer]) -> Columns:
         for name, value in zip(names, (at, rate, low, high, len(labelled), mean(enough), share), strict=True):
             columns[name].append(value)
     return columns
-
-
-def accept_rate(rewards: Sequence[float]) -> float | None:
-    """The share of rewards that count as accepted; None without rewards."""
-    return mean([float(reward >= ACCEPTED_FROM) for reward in rewards])
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """The mean; None without values."""
-    return sum(values) / len(values) if values else None
 
 
 def window_start(now: float) -> float:
@@ -147,11 +136,6 @@ def acceptance(users: Iterable[queries.UserReward], judged: Iterable[queries.Sen
         for name, value in row.items():
             columns.setdefault(name, []).append(value)
     return columns
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _leg(name: str, title: str, spans: Iterable[tuple[float | None, float | None]]) -> Leg:

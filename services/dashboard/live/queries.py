@@ -285,7 +285,7 @@ def _num_rows(connection: Connection, table: Table) -> int:
 def _changes(connection: Connection, policy: str) -> Rows:
     columns = assignment_change.c
     changes: Rows = []
-    for arm in (*assignments.SLOTS, assignments.TRAINING):
+    for arm in (*assignments.SLOTS, assignments.PROVIDER, assignments.TRAINING):
         statement = select(*columns["arm", "version", "share", "writer", "reason", "at"])
         newest = statement.where(columns.policy == policy, columns.arm == arm).order_by(columns.epoch.desc())
         changes += connection.execute(newest.limit(MAX_CHANGES))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from sqlalchemy import Connection
 
 from contracts import heartbeats, train_points
-from contracts.assignments import Assignment
+from contracts.assignments import PROVIDER, Assignment
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from runtime import metrics
@@ -33,7 +33,7 @@ from services.dashboard.live.tiles import NUM_LATEST, FrontFigures
 from services.dashboard.live.timeline import Published
 from services.dashboard.live.traffic import CONSUMERS, Traffic, TrafficReader
 from services.dashboard.live.watcher import ThrottledValue
-from services.dashboard.rollout.queries import read_levels, read_rollout
+from services.dashboard.rollout.queries import read_levels, read_rollout, read_sides
 from services.dashboard.rollout.state import Rollout, Series, build_rollout
 from services.provider import ProviderSettings
 from weights.stores.store import WeightStore
@@ -117,6 +117,7 @@ class StateReader:
                 train_points.read(connection, self._policy, subject),
                 train_points.read(connection, self._policy, train_points.LIFT),
                 read_levels(connection, self._policy, now),
+                read_sides(connection, self._policy) if PROVIDER in arms else {},
             )
 
         if subject != self._subject:

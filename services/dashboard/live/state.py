@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from contracts.arms import DRAWN
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING
+from contracts.arms import DRAWN, shares_of
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, PROVIDER, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from engines.registry import FOLLOWED
 from services.dashboard.live.charts import Columns, Flow, Leg, answers_over_time
@@ -175,28 +175,20 @@ def _live_edge(loop: LoopRows) -> Edge:
 
 
 def _arms(loop: LoopRows) -> list[ArmStatus]:
-    found, shares = [], _shares(loop)
-    for arm in (LIVE, CANARY, LEARNING, HOLDOUT, CANDIDATE, TRAINING):
+    found, shares = [], shares_of(loop.arms)
+    for arm in (LIVE, PROVIDER, CANARY, LEARNING, HOLDOUT, CANDIDATE, TRAINING):
         held = loop.arms.get(arm)
-        if held is None or (arm in DRAWN and held.version is None):
+        if held is None or (arm in DRAWN and held.version is None and arm != PROVIDER):
             continue
         moved = next((row for row in loop.changes if row.arm == arm), None)
         swapped = [row.at for row in loop.swaps if row.arm == arm and row.version == held.version]
         facts = {"at": moved.at, "writer": moved.writer, "reason": moved.reason} if moved else {}
-        facts |= {"share": shares.get(arm, held.share), "loaded_at": max(swapped, default=None)}
+        facts |= {
+            "share": shares.get(arm, 0.0 if arm in DRAWN else held.share),
+            "loaded_at": max(swapped, default=None),
+        }
         found.append(ArmStatus(arm=arm, version=held.version, **facts))
     return found
-
-
-def _shares(loop: LoopRows) -> dict[str, float]:
-    """The share of the users that each arm gets: the draws are nested, and `live` gets who is left."""
-    rest, shares = 1.0, {}
-    for arm in DRAWN:
-        held = loop.arms.get(arm)
-        if held is not None and held.version is not None:
-            shares[arm] = rest * held.share
-            rest -= shares[arm]
-    return shares | {LIVE: rest}
 
 
 def _moved_at(loop: LoopRows, arm: str, version: int | None) -> float | None:

@@ -14,8 +14,8 @@ from contracts.assignments import CANDIDATE, LIVE
 from contracts.intervals import share_interval
 from contracts.ledger import PENDING
 from contracts.version_history import BASE
+from services.dashboard.averages import accept_rate, mean
 from services.dashboard.formatting import MISSING, between, count, figure, percent, version
-from services.dashboard.live.charts import accept_rate, mean
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.queries import Costs, LoopRows, ScoredAnswer
 from services.dashboard.live.timeline import Version

@@ -12,7 +12,7 @@ from contracts.assignments import CANDIDATE, LIVE
 from contracts.intervals import share_interval
 from contracts.rollback import left_behind
 from contracts.version_history import BASE
-from services.dashboard.live.charts import ACCEPTED_FROM
+from services.dashboard.averages import ACCEPTED_FROM
 from services.dashboard.live.queries import MAX_VERSIONS, LoopRows
 from weights.versions.manifest import Manifest
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
 
 from contracts import error_budget, holds
+from contracts.assignments import PROVIDER
 from contracts.engines import EngineReplica, read_replicas
 from contracts.error_budget import BudgetShown
 from contracts.holds import Hold
-from contracts.tables import assignment_change, train
+from contracts.ids import sample_key
+from contracts.records import Generation, decode_shape
+from contracts.tables import assignment_change, generation, score, train
+from contracts.tables.statements import among
 
 MAX_TRAINS = 20
+MAX_ANSWERS = 1000
 MAX_YEAR = 20_000
 YEAR_SECONDS = 365 * 86_400.0
+
+
+@dataclass
+class Side:
+    """Answers to users from one side: how many, rewards, US dollars and seconds, as far as each is known."""
+
+    num: int = 0
+    rewards: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
 
 class RolloutRows(NamedTuple):
@@ -52,6 +68,31 @@ def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows
         read_replicas(connection, policy),
         _holdout_since(connection, policy),
     )
+
+
+def read_sides(connection: Connection, policy: str) -> dict[str, Side]:
+    """The newest answers to users, of a provider in front (`provider`) and of own versions (`own`)."""
+    columns = generation.c
+    newest = select(*columns["completion_id", "choice", "arm", "record"]).where(
+        columns.policy == policy, columns.purpose == "user", columns.choice == 0
+    )
+    rows = connection.execute(newest.order_by(columns.created_at.desc()).limit(MAX_ANSWERS)).all()
+    found = {"provider": Side(), "own": Side()}
+    keys = dict[str, Side]()
+    for row in rows:
+        side = keys[sample_key(row.completion_id, row.choice)] = found["provider" if row.arm == PROVIDER else "own"]
+        record = decode_shape(Generation, row.record)
+        side.num += 1
+        if record.finish_reason in {"stop", "length"}:
+            side.seconds.append(record.finished_at - record.created_at)
+        if record.provided is not None and record.provided.cost is not None:
+            side.costs.append(record.provided.cost)
+    if keys:
+        heard = select(*score.c["key", "reward"]).where(among(connection, score.c.key, keys))
+        rewards = {row.key: row.reward for row in connection.execute(heard.order_by(score.c.revision))}
+        for key, reward in rewards.items():
+            keys[key].rewards += [] if reward is None else [reward]
+    return found
 
 
 def read_levels(connection: Connection, policy: str, now: float) -> list[float]:

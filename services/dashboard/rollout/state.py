@@ -7,10 +7,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from contracts.assignments import Assignment
+from contracts.assignments import Assignment, provider_share
 from services.dashboard.formatting import count, note_fault, words
-from services.dashboard.rollout.queries import RolloutRows
-from services.dashboard.rollout.words import budget_sentence, hold_sentence, slot_sentences, unit_sentence
+from services.dashboard.rollout.queries import RolloutRows, Side
+from services.dashboard.rollout.words import (
+    budget_sentence,
+    hold_sentence,
+    side_sentences,
+    slot_sentences,
+    unit_sentence,
+)
 
 Columns = dict[str, list[float | None]]
 Points = Sequence[tuple[float, Mapping[str, Any]]]
@@ -142,11 +148,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(NamedTuple):
-    """What is read less often: the points of the running train's main metric and of the lift, and the levels of the year's trains."""
+    """What is read less often: points of the running train's main metric and of the lift, the levels of the year's trains, who answered."""
 
     primary: Points
     lift: Points
     levels: Sequence[float]
+    sides: Mapping[str, Side]
+    """Of a home where a provider stands in front; else empty."""
 
 
 def build_rollout(
@@ -156,7 +164,8 @@ def build_rollout(
     running = rows.trains[0] if rows.trains and rows.trains[0].state in RUNNING else None
     fresh = [engine for engine in rows.engines if engine.is_fresh(now)]
     slots = sorted({arm for engine in fresh for arm in engine.slots})
-    says = slot_sentences(slots, num_engines=len(fresh), is_enabled=is_enabled, has_proved="canary" in arms)
+    told = {"is_enabled": is_enabled, "has_proved": "canary" in arms, "has_front": provider_share(arms) > 0.0}
+    says = slot_sentences(slots, num_engines=len(fresh), **told) + side_sentences(series.sides, arms)
     held = rows.hold
     return Rollout(
         train=None if running is None else _running(running, rows.evidence, arms),

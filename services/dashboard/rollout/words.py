@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from contracts.arms import shares_of
+from contracts.assignments import PROVIDER, Assignment
 from contracts.error_budget import TRAINS, BudgetShown
 from contracts.holds import Hold
-from services.dashboard.formatting import percent, version
+from services.dashboard.averages import accept_rate, quantile
+from services.dashboard.formatting import percent, seconds, version
+from services.dashboard.rollout.queries import Side
 
 
 def unit_sentence(wanted: str, kinds: Mapping[str, int]) -> str:
@@ -25,11 +29,17 @@ def unit_sentence(wanted: str, kinds: Mapping[str, int]) -> str:
 
 
 def slot_sentences(
-    slots: Collection[str], *, num_engines: int, is_enabled: bool = True, has_proved: bool = False
+    slots: Collection[str],
+    *,
+    num_engines: int,
+    is_enabled: bool = True,
+    has_proved: bool = False,
+    has_front: bool = False,
 ) -> list[str]:
     """What the train lacks because no engine has a slot for it; empty: nothing.
 
     `is_enabled`: [train] enabled. `has_proved`: there was a train already, so a version never goes live because a slot is missing.
+    `has_front`: a provider has a share of the users.
     """
     if not is_enabled:
         return ["[train] enabled is false: there is no train, and a version that passed the gate goes live at once."]
@@ -44,12 +54,35 @@ def slot_sentences(
     elif "canary" not in slots:
         lacks.append(
             "No engine has a canary slot: there is no train, and a version that passed the gate goes live at once."
+            + (" The provider keeps its users: add a slot (--slots live,candidate,canary)." if has_front else "")
         )
     if "learning" not in slots:
         lacks.append("No engine has a learning slot: the trainer learns only from the live version and the canary.")
     if "holdout" not in slots:
         lacks.append("No engine has a hold-out slot: the lift over the base cannot be measured.")
     return lacks
+
+
+def side_sentences(sides: Mapping[str, Side], arms: Mapping[str, Assignment]) -> list[str]:
+    """Price and latency beside quality: a provider in front, and the own versions. Empty: no provider stood in front."""
+    if PROVIDER not in arms:
+        return []
+    own = 1.0 - shares_of(arms).get(PROVIDER, 0.0)
+    total = sum(side.num for side in sides.values())
+    lines = [f"By the draw {percent(own)} of the users get own versions, the others the provider."]
+    for name, side in sides.items():
+        if not side.num:
+            continue
+        accepted, whose = accept_rate(side.rewards), "The provider" if name == PROVIDER else "Own versions"
+        says = [f"{whose}: {side.num:,} of the newest {total:,} answers"]
+        says += [] if accepted is None else [f"{percent(accepted)} accepted of {len(side.rewards):,} labelled"]
+        if side.costs and accepted:
+            says.append(f"${sum(side.costs) / len(side.costs) / accepted:.3g} an accepted answer")
+        if side.seconds:
+            half, most = (quantile(sorted(side.seconds), part) for part in (0.5, 0.95))
+            says.append(f"{seconds(half)} in the middle, {seconds(most)} for the slowest twentieth")
+        lines.append(f"{'; '.join(says)}.")
+    return lines
 
 
 def hold_sentence(hold: Hold) -> str:

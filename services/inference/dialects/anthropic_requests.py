@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported, field_error
+from runtime.template.chat_template import ChatTemplate
 from services.inference import formats
 from services.inference.bounds import MAX_NAME, check_metadata, check_numbers, check_stops
 from services.inference.dialects.anthropic_fields import (
@@ -28,7 +29,6 @@ from services.inference.dialects.anthropic_fields import (
 )
 from services.inference.fields import MAX_PARTS
 from services.inference.requests import ChatRequest, too_many
-from services.inference.template.chat_template import ChatTemplate
 
 _SAME = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k", "store")
 _MODES = {"auto": "auto", "any": "required", "none": "none"}

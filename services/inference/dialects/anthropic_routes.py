@@ -52,8 +52,12 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
 
         The id of the message is the id of the completion. Failures have Anthropic's shape. The key may be sent as `x-api-key`.
         """
-        _check_version(client.headers)
-        response = await responder.respond(client, caller, partial(off_loop, asked_of))
+
+        async def read(body: bytes) -> Asked:
+            _check_version(client.headers)
+            return await off_loop(asked_of, body)
+
+        response = await responder.respond(client, caller, read, "messages")
         if (completion_id := response.headers.get("x-request-id")) is not None:
             response.headers["request-id"] = completion_id
         return response

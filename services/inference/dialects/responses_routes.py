@@ -53,7 +53,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
             return Asked([lowered], replies)
 
         with in_its_words():
-            return await responder.respond(client, caller, read)
+            return await responder.respond(client, caller, read, "responses")
 
     service.add_route("/v1/responses", create_response, methods=["POST"])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from contracts.event_log import EventLog
+from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from runtime.log.spool import Spool
 from runtime.replicas import ReplicaLinks
@@ -32,7 +33,9 @@ def create_provider_app(
     """The application. Raises InvalidSettings: the provider's key is missing; InvalidTask."""
     database, policy, tasks = settings.database(), settings.policy, load_tasks(settings.tasks)
     recorder, budgets, repeats = Recorder(log), SessionBudgets(database), IdempotentRequests(links.idempotency)
-    client = ProviderClient(provider)
+    front = make_front(
+        settings, provider, tasks=tasks, recorder=recorder, budgets=budgets, links=links, repeats=repeats
+    )
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
@@ -41,24 +44,37 @@ def create_provider_app(
         await links.aclose()
         await recorder.close()
         await budgets.close()
-        await client.close()
+        await front.passing.client.close()
         await asyncio.to_thread(log.close)
         database.close()
 
     service = make_service("Millrace inference", lifespan)
     service.add_middleware(SessionUrls)
     service.state.keys = KeyRing(database)
-    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
+    add_provider_routes(service, front)
+    add_stored_routes(service, database, policy, front.limit)
+    add_session_routes(service, database, tasks, front.limit, settings.session_seconds)
+    return service
+
+
+def make_front(
+    settings: Settings,
+    provider: ProviderSettings,
+    *,
+    tasks: Mapping[str, Task],
+    recorder: Recorder,
+    budgets: SessionBudgets,
+    links: ReplicaLinks,
+    repeats: IdempotentRequests,
+) -> Front:
+    """What passes requests on to the provider of a home. Raises InvalidSettings: the provider's key is missing."""
     passing = Passing(
         provider=provider,
-        client=client,
+        client=ProviderClient(provider),
         recorder=recorder,
         budgets=budgets,
         kept=links.sessions,
         seconds=settings.session_seconds,
     )
-    front = Front(policy=policy, tasks=tasks, provider=provider, passing=passing, repeats=repeats, limit=limit)
-    add_provider_routes(service, front)
-    add_stored_routes(service, database, policy, limit)
-    add_session_routes(service, database, tasks, limit, settings.session_seconds)
-    return service
+    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
+    return Front(policy=settings.policy, tasks=tasks, provider=provider, passing=passing, repeats=repeats, limit=limit)

@@ -89,6 +89,11 @@ class ToldChoice:
         """True if nothing was told of it."""
         return not (self.text or self.reasoning or self.calls or self.finish_reason)
 
+    @property
+    def is_silent(self) -> bool:
+        """True if it failed or was left before anything was said."""
+        return self.finish_reason in {"error", "cancelled"} and not (self.text or self.reasoning or self.calls)
+
 
 @dataclass
 class Told:

@@ -38,7 +38,7 @@ from services.inference.sessions.budgets import SessionBudgets
 from services.provider import ProviderSettings
 
 _RETRY_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
-_UNAUTHORIZED, _BAD_REQUEST = 401, 400
+_UNAUTHORIZED, _BAD_REQUEST, _TOO_MANY, _BROKEN = 401, 400, 429, 500
 _DRAIN_SECONDS = 0.5
 _log = structlog.get_logger(__name__)
 
@@ -103,7 +103,10 @@ class PassedAnswer:
         body = await passing.body_of(call)
         sent = await self._open.enter_async_context(passing.client.sent(call.dialect, body, call.headers))
         if sent.status_code >= _BAD_REQUEST:
+            is_its_fault = sent.status_code in {_UNAUTHORIZED, _TOO_MANY} or sent.status_code >= _BROKEN
+            failed = self._records("error") if is_its_fault else []
             self._is_recorded = True
+            await passing.recorder.record(failed)
             return await self._refusal(sent)
         if call.sent.request.stream:
             return CompletionStream(call.completion_id, self.abandon, self._events(sent), presence)
@@ -124,6 +127,8 @@ class PassedAnswer:
         if self._is_recorded:
             return []
         self._is_recorded = True
+        if self._call.is_compared and not self.told.choices:
+            self.told.choice()  # an arm that was drawn and said nothing has failed
         self.told.end(reason)
         return records_of(self._call, self.told, self._passing.provider, time.time())
 

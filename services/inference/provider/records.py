@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.assignments import LIVE
+from contracts.assignments import PROVIDER
 from contracts.keys import Caller
 from contracts.record_checks import MAX_ID, MAX_INT32
 from contracts.records import Attempt, Generation, GenerationBody, Provided, pack_body
 from contracts.sampling import Sampling
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
+from services.inference.arms import DrawnArm
 from services.inference.provider.dialect import Dialect, PassedRequest, Told, ToldChoice
 from services.inference.recorder import COMPLETION_TOKENS, PROMPT_TOKENS
 from services.inference.terms import Terms
@@ -31,6 +32,13 @@ class PassedCall(NamedTuple):
     sent: PassedRequest
     attempt: Attempt | None
     headers: Mapping[str, str]
+    drawn: DrawnArm | None = None
+    """How the arm was drawn, in a home with versions of its own; None: it was not."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether other arms could have been drawn."""
+        return self.drawn is not None and self.drawn.draw is not None
 
     @property
     def beside(self) -> dict[str, Any]:
@@ -65,7 +73,12 @@ def _provided(told: Told, provider: ProviderSettings, *, is_first: bool) -> Prov
 def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided, finished_at: float) -> Generation:
     request, terms = call.sent.request, call.terms
     reason = choice.finish_reason or "cancelled"
-    GENERATIONS_ENDED.labels(LIVE, terms.purpose, reason).inc()
+    GENERATIONS_ENDED.labels(PROVIDER, terms.purpose, reason).inc()
+    if (
+        is_silent := call.is_compared and choice.is_silent
+    ):  # it counts against the arm: no words, and no signal finds it
+        request = msgspec.structs.replace(request, messages=[], metadata=None, tools=[])
+    drawn = call.drawn
     body = GenerationBody(
         messages=request.messages,
         text=choice.text,
@@ -88,8 +101,9 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
         task=terms.task.name,
         task_hash=terms.task.hash,
         purpose=terms.purpose,
-        arm=LIVE,
-        arm_probability=1.0,
+        arm=PROVIDER,
+        arm_probability=drawn.arm.probability if drawn else 1.0,
+        draw=drawn.draw if drawn else None,
         spans=(),
         sampling=Sampling(
             temperature=1.0 if heat is None else heat,
@@ -103,9 +117,9 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
         dtype="",
         session_id=request.labels.get("session_id"),
         join_key=request.labels.get("join_key"),
-        ask_probability=terms.ask_probability,
+        ask_probability=0.0 if is_silent else terms.ask_probability,
         person=request.person,
-        attempt=call.attempt,
+        attempt=None if is_silent else call.attempt,
         num_choices=request.num_choices,
         provided=provided,
         body=pack_body(body),

@@ -17,23 +17,26 @@ from contracts.tasks import Task
 from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.dialects.anthropic_replies import in_anthropics_shape
 from services.inference.idempotency import IdempotentRequests
+from services.inference.plan import RequestPlan
 from services.inference.provider.chat import Chats
 from services.inference.provider.dialect import Dialect
 from services.inference.provider.messages import Messages
 from services.inference.provider.passing import Passing
 from services.inference.provider.records import PassedCall
 from services.inference.provider.responses import Responses
-from services.inference.responder import PURPOSE_HEADER, attempt_of, identity_of, with_labels
+from services.inference.requests import ChatRequest
+from services.inference.responder import PURPOSE_HEADER, Arrival, attempt_of, identity_of, with_labels
 from services.inference.terms import read_terms
 from services.limits import Limit
-from services.provider import ProviderSettings
+from services.provider import ProviderSettings, Spoken
 
+DIALECTS: Mapping[str, Dialect] = {dialect.spoken: dialect for dialect in (Chats(), Responses(), Messages())}
 _STARTED_AT = int(time.time())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Plans the requests to a provider, and passes them on."""
+    """Reads requests as they are passed on to a provider. `repeats`, `limit`: of a home without a policy of its own."""
 
     policy: str
     tasks: Mapping[str, Task]
@@ -42,41 +45,56 @@ class Front:
     repeats: IdempotentRequests
     limit: Limit
 
-    async def respond(self, dialect: Dialect, client: Request, caller: Caller) -> Response:
+    async def respond(self, spoken: Spoken, client: Request, caller: Caller) -> Response:
         """Answer a request; it counts against the caller's limit before its body is read."""
         headers, body = await self.limit.check(caller), await client.body()
-        if dialect.spoken not in self.provider.dialects:
-            spoken = ", ".join(self.provider.dialects)
-            raise Unsupported(f"{self.provider.origin}, which answers here, speaks {spoken} and not {dialect.spoken}")
-        sent = await off_loop(dialect.read, body)
-        request = with_labels(sent.request, client.headers, caller)
-        if request.model == self.provider.model:
-            request = msgspec.structs.replace(request, model=self.policy)
         scope, asked = identity_of(client, caller, body)
-        terms = read_terms(request, caller, client.headers.get(PURPOSE_HEADER), self.policy, tasks=self.tasks)
-        if terms.version is not None or not terms.requirement.any_will_do:
+        call = await self.call_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
+        if call.terms.version is not None or not call.terms.requirement.any_will_do:
             raise InvalidRequest(f"there are no versions here: {self.provider.origin} answers", param="model")
-        call = PassedCall(
-            completion_id=new_completion_id(request.labels.get("session_id"), stored=terms.logged),
-            created_at=time.time(),
+        key = client.headers.get("idempotency-key") if call.terms.logged else None
+        response = await self.repeats.once(key, scope, asked, partial(self.passing.respond, call, client))
+        response.headers.update(headers)
+        return response
+
+    def renamed(self, request: ChatRequest) -> ChatRequest:
+        """The request, for the policy also if it has the provider's name of the model: apps may keep that."""
+        is_theirs = request.model == self.provider.model
+        return msgspec.structs.replace(request, model=self.policy) if is_theirs else request
+
+    async def call_of(self, arrived: Arrival, plan: RequestPlan | None = None) -> PassedCall:
+        """What is passed on. `plan`: as which the own versions would have answered it; id, terms and draw are those of the plan.
+
+        Raises InvalidRequest: it names a version, or has no form that is passed on; Unsupported: the provider speaks another dialect.
+        """
+        client, caller, body, spoken, attempt = arrived
+        if spoken is None or spoken not in self.provider.dialects:
+            speaks, what = ", ".join(self.provider.dialects), spoken or "completions of prompts"
+            raise Unsupported(f"{self.provider.origin}, which answers here, speaks {speaks} and not {what}")
+        dialect = DIALECTS[spoken]
+        sent = await off_loop(dialect.read, body)
+        request = self.renamed(with_labels(sent.request, client.headers, caller))
+        purpose = client.headers.get(PURPOSE_HEADER)
+        terms = plan.terms if plan else read_terms(request, caller, purpose, self.policy, tasks=self.tasks)
+        session = request.labels.get("session_id")
+        return PassedCall(
+            completion_id=plan.completion_id if plan else new_completion_id(session, stored=terms.logged),
+            created_at=plan.created_at if plan else time.time(),
             policy=self.policy,
             caller=caller,
             terms=terms,
             dialect=dialect,
             sent=sent._replace(request=request),
-            attempt=attempt_of(client.headers, asked) if terms.purpose == "user" else None,
+            attempt=attempt if terms.purpose == "user" else None,
             headers=client.headers,
+            drawn=plan.drawn if plan else None,
         )
-        key = client.headers.get("idempotency-key") if terms.logged else None
-        response = await self.repeats.once(key, scope, asked, partial(self.passing.respond, call, client))
-        response.headers.update(headers)
-        return response
 
 
 def add_provider_routes(service: FastAPI, front: Front) -> None:
     """Add the routes to an application."""
 
-    def route(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+    def route(spoken: Spoken) -> Callable[[Request], Awaitable[Response]]:
         @with_caller
         async def pass_on(client: Request, caller: InferenceCaller) -> Response:
             """Ask the provider, in its own dialect.
@@ -84,14 +102,13 @@ def add_provider_routes(service: FastAPI, front: Front) -> None:
             Fields that Millrace does not know are passed on as they are; its own labels in the metadata are not. The id of the answer is
             Millrace's: feedback refers to it.
             """
-            return await front.respond(dialect, client, caller)
+            return await front.respond(spoken, client, caller)
 
         return pass_on
 
-    chats, responses, messages = Chats(), Responses(), Messages()
-    service.add_route("/v1" + chats.path, route(chats), methods=["POST"])
-    service.add_route("/v1" + responses.path, route(responses), methods=["POST"])
-    service.add_route("/v1" + messages.path, in_anthropics_shape(route(messages)), methods=["POST"])
+    service.add_route("/v1/chat/completions", route("chat"), methods=["POST"])
+    service.add_route("/v1/responses", route("responses"), methods=["POST"])
+    service.add_route("/v1/messages", in_anthropics_shape(route("messages")), methods=["POST"])
 
     @service.get("/v1/models")
     async def list_models(_caller: InferenceCaller) -> Response:

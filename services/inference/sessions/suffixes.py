@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from contracts.errors import InvalidRequest, Unsupported
 from contracts.turns import Branch
-from services.inference.template.chat_template import ChatTemplate
+from runtime.template.chat_template import ChatTemplate
 
 _ASKED = {"role": "user", "content": "-"}
 _MARKS = ("qz", "zq 7")

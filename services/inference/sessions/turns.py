@@ -20,11 +20,11 @@ from contracts.turns import Branch, SessionTurn
 from runtime.metrics import TURNS
 from runtime.replicas import SessionStore
 from runtime.replicas.in_process import LocalSessionStore
+from runtime.template.chat_template import ChatTemplate
 from services.inference.answer import Choice
 from services.inference.requests import ChatRequest
 from services.inference.sessions import histories
 from services.inference.sessions.suffixes import continuation_of, num_equal
-from services.inference.template.chat_template import ChatTemplate
 
 PARENT_SECONDS = 900.0
 """How long a call that has a successor waits for another one: a retry, or a second branch."""

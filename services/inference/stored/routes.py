@@ -9,14 +9,21 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from contracts.errors import NotFound, Unsupported, field_error
+from contracts.errors import Unsupported, field_error
 from contracts.keys import Caller
 from contracts.record_checks import is_completion_id
 from contracts.records import unpack_ids
 from runtime.database import Database
 from services.http import AppCaller, reply
 from services.inference.replies import fingerprint, message_of
-from services.inference.stored.queries import StoredChoice, StoredSearch, find_choices, find_stored
+from services.inference.stored.attribution import add_attribution_route
+from services.inference.stored.queries import (
+    StoredChoice,
+    StoredSearch,
+    find_choices,
+    find_stored,
+    unknown_completion,
+)
 from services.inference.terms import pinned_version
 from services.limits import Limit
 
@@ -38,14 +45,14 @@ class _PageParameters:
 
 def add_stored_routes(service: FastAPI, database: Database, policy: str, requests: Limit) -> None:
     """Add the routes that list and show completions of the caller's tenant. They count against its limit of requests."""
+    add_attribution_route(service, database, requests)
 
     def choices_of(tenant: str, completion_id: str) -> list[StoredChoice]:
         with database.snapshot() as connection:
             # A text that is not an id is in no table, and the database may refuse it in a query.
             found = find_choices(connection, tenant, completion_id) if is_completion_id(completion_id) else []
         if not found:
-            why = "it may not have arrived yet, its request may have had store=false, or its day was deleted"
-            raise NotFound(f"there is no completion {completion_id[:_SHOWN]!r} here; {why}", param="completion_id")
+            raise unknown_completion(completion_id)
         return found
 
     def found_page(search: StoredSearch) -> dict[str, Any]:

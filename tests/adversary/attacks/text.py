@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidRequest
+from runtime.template.chat_template import ChatTemplate, load_template
 from services.inference.requests import parse_chat_request
-from services.inference.template.chat_template import ChatTemplate, load_template
 from tests.adversary.attacks.attack import Attack
 from tests.chat_templates import CHATML, FAMILIES, GEMMA, LLAMA3, MISTRAL, Family, make_family
 

@@ -209,7 +209,7 @@ def test_a_section_of_followed_servers_that_a_start_completes_is_taken(home: Hom
     write_settings(home.settings, sections)
     kept = load_section(home.settings.home, "vllm", VllmSettings)
     assert (kept.weights, kept.threads, kept.python) == ("http://127.0.0.1:18561", 1, PYTHON)
-    assert sections_finding(home.settings.home).says.endswith("webhooks, provider, vllm can be read")
+    assert sections_finding(home.settings.home).says.endswith("webhooks, provider, telemetry, vllm can be read")
 
 
 def test_a_replica_of_an_engine_that_left_is_refused_by_name_while_it_announces_itself(home: Home) -> None:

@@ -23,11 +23,13 @@ class Endpoint:
 
     async def create(self, **asked: Any) -> Any:
         said = SimpleNamespace(content="{}")
-        answer = SimpleNamespace(id="c1", policy_version=None, choices=[SimpleNamespace(message=said, delta=said)])
+        answer = SimpleNamespace(
+            id="c1", model="demo", policy_version=None, choices=[SimpleNamespace(message=said, delta=said)]
+        )
 
         async def chunks() -> AsyncIterator[Any]:
             yield answer
-            yield SimpleNamespace(id="c1", policy_version=None, choices=[])
+            yield SimpleNamespace(id="c1", model="demo", choices=[])
 
         return chunks() if asked.get("stream") else answer
 

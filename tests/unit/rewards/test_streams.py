@@ -19,6 +19,7 @@ def a_task(**learning: float) -> Task:
 
 
 EDITS = a_task(ce=1.0, pair=0.5)
+TERMS = Provided(origin="openai", may_train=True)
 
 
 def sent(database: Database, task: Task, *said: dict[str, Any], text: str = WRONG, **changes: Any) -> Streams | None:
@@ -57,7 +58,10 @@ def test_any_signal_may_carry_a_correction(database: Database) -> None:
         ("AKIA" + "IOSFODNN7EXAMPLE", {}, None, "edit_with_secret"),
         (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, None, "edit_of_tool_call"),
         (RIGHT, {"reasoning": "hm"}, None, "edit_of_reasoning"),
-        (RIGHT, {}, Provided(origin="openai", may_train=True), "edit_of_provider"),
+        (RIGHT, {}, Provided(origin="openai"), "may_not_train"),
+        (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, TERMS, "tool_call"),
+        (RIGHT, {"text": "AKIA" + "IOSFODNN7EXAMPLE"}, TERMS, "answer_with_secret"),
+        ("", {}, TERMS, "empty_edit"),
     ],
 )
 def test_text_that_cannot_stand_in_the_answers_place_is_refused_by_name(
@@ -80,6 +84,20 @@ def test_what_users_say_of_an_answer_is_a_thumb_unless_somebody_edited_it(databa
     refused = sent(database, task, {"value": True}, text="nonsense")
     assert refused is not None
     assert refused.is_good is False
+
+
+def test_a_providers_answer_teaches_where_its_terms_allow_it(database: Database) -> None:
+    def learned(text: str = RIGHT, may_train: bool = True, **changes: Any) -> Streams | None:
+        provided = replace(TERMS, may_train=may_train)
+        return sent(database, EDITS, {"value": True}, text=text, provided=provided, **changes)
+
+    assert learned() == Streams(ce=1.0, pair=0.5, is_good=True)
+    assert learned(may_train=False) == Streams(ce=1.0, pair=0.5, refused="may_not_train")
+    assert learned(finish_reason="length") == Streams(ce=1.0, pair=0.5, refused="cut")
+    turn = a_generation(WRONG, provided=TERMS, finish_reason="length")
+    turn = replace(turn, body=pack_body(replace(turn.open(), reasoning="hm")))
+    streams = one(database, EDITS, turn, replace(a_signal(turn), **edited(RIGHT))).streams
+    assert streams == Streams(ce=1.0, pair=0.5, edit=RIGHT)
 
 
 def test_where_no_vote_counts_no_text_does(database: Database) -> None:

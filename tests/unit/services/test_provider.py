@@ -67,6 +67,6 @@ def test_a_key_that_no_header_carries_is_refused_and_not_shown(monkeypatch: pyte
 
 def test_a_home_with_neither_a_policy_nor_a_provider_says_so(tmp_path: Path) -> None:
     settings = make_home(tmp_path).model_copy(update={"base": ""})
-    write_settings(settings, {"provider": ProviderSettings(url="http://127.0.0.1:1")})
+    write_settings(settings, {"provider": ProviderSettings()})
     with pytest.raises(InvalidSettings, match="nothing answers here"):
         load_provider(settings)

@@ -206,12 +206,15 @@ class TrackWorld:
         if held is None or held.stage < 0:
             return
         share = held.settings["stages"][held.stage]
+        other, theirs, rest = (
+            ("provider", -1, held.provider_share) if held.provider_share else ("live", held.blessed, 1.0)
+        )
         if num_live is None:
-            num_live = round(num_canary / expected_share(share, self.settings.control_ratio)) - num_canary
+            num_live = round(num_canary / expected_share(share, self.settings.control_ratio, rest)) - num_canary
         rows = []
-        for arm, version, num in (("canary", held.version, num_canary), ("live", held.blessed, num_live)):
+        for arm, version, num in (("canary", held.version, num_canary), (other, theirs, num_live)):
             if arms in {"both", arm}:
-                probability = share if arm == "canary" else 1.0 - share
+                probability = share if arm == "canary" else (1.0 - share) * rest
                 rows += self._rows(held, arm, version, [probability] * num, age)
         # Together: whoever looks in between would see one arm without the other.
         with self.database.transaction() as connection:
@@ -263,7 +266,7 @@ class TrackWorld:
                 {
                     "key": f"k{self.num_answers:07d}", "policy": POLICY, "arm": arm, "version": version,
                     "compared_with": held.version, "task": "chat", "unit": f"u{self.num_answers}", "unit_kind": "user",
-                    "cluster": "", "sampling": "s", "probability": probability, "at": at,
+                    "cluster": "", "sampling": "t" if arm == "provider" else "s", "probability": probability, "at": at,
                     "metrics": {"truncated": float(place < like.truncated), "errors": float(place < like.failed), "heard": 1.0},
                     "reward": float(place < like.reward), "status": "scored", "scored_at": at + 1.0,
                     "changed": int(self.wall * 1000),

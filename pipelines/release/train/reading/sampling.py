@@ -3,6 +3,7 @@
     canary    all of them                  compared_with: its own version, which is the train's
     holdout   all of them                  compared_with: its own version
     live      those of sampled units       compared_with: the version of the train, or without one that of the hold-out
+    provider  those of sampled units       compared_with: the version of the train; without one, with none
     learning  all of them                  compared_with: its own version
     control   of live, of sampled units    compared_with: the version of the learning arm; these are compared with nothing else
 
@@ -27,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from contracts.arms import is_control
-from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, PROVIDER
 from contracts.draws import DrawnVersion, LoggedDraw, UnitKind, hash_of
 from contracts.records import Experience, Generation, GenerationBody
 from contracts.sampling import Sampling
@@ -48,7 +49,7 @@ RESCUED: Mapping[str, float] = MappingProxyType({"errors": 1.0})
 LEARNING_ROWS = 50_000
 HELD_ROWS = 200_000
 _COUNT_SECONDS = 30.0
-_TOGETHER = {LEARNING: LEARNING, CONTROL: LEARNING, CANARY: CANARY, LIVE: CANARY}
+_TOGETHER = {LEARNING: LEARNING, CONTROL: LEARNING, **dict.fromkeys((CANARY, PROVIDER, LIVE), CANARY)}
 
 
 class Evidence(NamedTuple):
@@ -69,11 +70,14 @@ def evidence_of(
 ) -> Evidence | LeftOut | None:
     """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare. `secret`: keys the sample."""
     draw = record.draw
-    if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LEARNING, LIVE}:
+    if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LEARNING, PROVIDER, LIVE}:
         return None
     if draw is None:
-        return None if record.arm == LIVE else "not_drawn"
-    compared_with = _compared_with(record.arm, draw, control_ratio, secret)
+        return None if record.arm in {PROVIDER, LIVE} else "not_drawn"
+    if record.arm == PROVIDER:
+        compared_with = _compared_with_provider(draw, record.arm_probability, control_ratio, secret)
+    else:
+        compared_with = _compared_with(record.arm, draw, control_ratio, secret)
     only_learning = compared_with is None and _is_sampled(draw, draw.learning, LEARNING_RATIO, secret)
     if only_learning and draw.learning is not None:
         compared_with = draw.learning.version
@@ -99,7 +103,7 @@ def facts_of(record: Generation, body: GenerationBody | None) -> dict[str, float
     }
     if record.finish_reason in {"stop", "length"}:
         found[SECONDS] = math.log(UNFELT_SECONDS + max(0.0, record.finished_at - record.created_at))
-        if body is not None:
+        if body is not None and record.provided is None:
             found["tokens"] = math.log1p(len(body.completion_ids) // _BYTES_PER_ID)
     return found
 
@@ -148,6 +152,15 @@ def _compared_with(arm: str, draw: LoggedDraw, control_ratio: float, secret: byt
         if other is not None and _is_sampled(draw, other, ratio, secret):
             return other.version
     return None
+
+
+def _compared_with_provider(draw: LoggedDraw, probability: float, control_ratio: float, secret: bytes) -> int | None:
+    """As below. So many units of a provider are sampled as there would be of live, if the provider has only a part of its users."""
+    if draw.canary is None:
+        return None
+    rest = (1.0 - draw.canary.share) * (1.0 - (draw.holdout.share if draw.holdout is not None else 0.0))
+    is_sampled = _is_sampled(draw, draw.canary, control_ratio * rest / probability, secret)
+    return draw.canary.version if is_sampled else None
 
 
 def _is_sampled(draw: LoggedDraw, other: DrawnVersion | None, ratio: float, secret: bytes) -> bool:

@@ -15,6 +15,7 @@ from contracts.gating import Sentinel, seed_from
 from contracts.records import Generation, GenerationBody, decode_shape
 from contracts.tables import generation, shadow_pair, train
 from contracts.tables.statements import insert_all_new
+from pipelines.release.asking import SentinelAnswer
 from pipelines.release.train.words import UnitPace
 from runtime.train_settings import TrainSettings
 
@@ -35,6 +36,8 @@ class ShadowPrompt(NamedTuple):
     tools: list[dict[str, Any]]
     seconds: float
     """How long the user waited for the answer."""
+    said: SentinelAnswer
+    """What the user got."""
 
 
 class ShadowPair(NamedTuple):
@@ -49,18 +52,28 @@ class ShadowPair(NamedTuple):
 
 
 def read_prompts(
-    connection: Connection, policy: str, num: int, tasks: Collection[str], done: Collection[ShadowPair] = ()
+    connection: Connection,
+    policy: str,
+    num: int,
+    tasks: Collection[str],
+    done: Collection[ShadowPair] = (),
+    *,
+    provided: bool = False,
 ) -> list[ShadowPrompt]:
     """Up to `num` prompts of users, newest first, of many people, without those of the pairs that are `done`.
 
-    Only what was logged is here, so everybody consented. Erased bodies, and records and bodies that cannot be read, are left out.
+    `provided`: only those that a provider answered to the end. Only what was logged is here, so everybody consented. Erased bodies, and records and bodies that cannot be read, are left out.
     """
     found, more = list[ShadowPrompt](), list[ShadowPrompt]()
     taken, asked = Counter(pair.unit for pair in done), {pair.key for pair in done}
     for record in _newest(connection, policy, (num + len(asked)) * _LOOKED_FOR_EACH):
         if len(found) >= num:
             break
-        if record.task not in tasks or record.key in asked or (prompt := _prompt_of(record)) is None:
+        if record.task not in tasks or record.key in asked:
+            continue
+        if provided and (record.provided is None or record.finish_reason not in {"stop", "length"}):
+            continue
+        if (prompt := _prompt_of(record)) is None:
             continue
         taken[prompt.unit] += 1
         (found if taken[prompt.unit] <= PER_UNIT else more).append(prompt)
@@ -129,7 +142,8 @@ def _prompt_of(record: Generation) -> ShadowPrompt | None:
     seed = seed_from(record.key.encode())
     question = Sentinel(record.task, body.messages, body.metadata, seed, record.key, _options(body))
     seconds = max(0.0, record.finished_at - record.created_at)
-    return ShadowPrompt(question, hash_of(_unit_of(record, "user").name), body.tools, seconds)
+    said = SentinelAnswer(body.text_with_calls, record.finish_reason, finite=True)
+    return ShadowPrompt(question, hash_of(_unit_of(record, "user").name), body.tools, seconds, said)
 
 
 def _unit_of(record: Generation, wanted: UnitKind) -> Unit:

@@ -8,6 +8,8 @@ while it takes a short time; if the live version answers too late, the next one 
 engine. The pairs are compared once, at the end: when all are there, or `shadow_seconds` have passed. How many there are then depends on the
 engine's speed, not on who won.
 
+A train against a provider compares with what it answered these users, and never asks it again: that is paid for.
+
 Nothing is logged, trained on or counted as a user's: the requests say so (`x-millrace-purpose: shadow`, `store: false`).
 """
 
@@ -114,7 +116,9 @@ class PairedShadow:
             done = read_pairs(connection, train.id)
             if self._train_id != train.id:
                 missing = max(0, settings_of(train).shadow_prompts - len(done))
-                self._waiting = read_prompts(connection, self.policy, missing, self.tasks.keys(), done)
+                self._waiting = read_prompts(
+                    connection, self.policy, missing, self.tasks.keys(), done, provided=train.provider_share > 0.0
+                )
                 self._train_id, self._num_unasked = train.id, 0
                 slowest = max((prompt.seconds for prompt in self._waiting), default=0.0)
                 self._piece = _WorkPiece(_FIRST, min(_MOST_SECONDS, max(_LEAST_SECONDS, _SLACK * slowest)))
@@ -132,7 +136,10 @@ class PairedShadow:
         questions = SentinelFile(tuple(prompt.question for prompt in prompts), "", {})
         client, draws = self.client.patient(self._piece.seconds), dict.fromkeys(questions.tasks, 0)
         try:
-            mine, theirs = (client.ask(questions, number, stop, draws) for number in (train.version, train.blessed))
+            mine = client.ask(questions, train.version, stop, draws)
+            theirs: Sequence[SentinelAnswer] = [prompt.said for prompt in prompts]
+            if not train.provider_share:
+                theirs = client.ask(questions, train.blessed, stop, draws)
             self._check_late(train, theirs)
         except Unavailable:
             self._piece = self._calmer()
@@ -180,7 +187,7 @@ class PairedShadow:
         compared = compare_marks([pair.canary for pair in kept], [pair.live for pair in kept], shadow_level(settings))
         asked = f"{len(kept)} prompts of {len({pair.unit for pair in kept})} people"
         if worse := [item for item in compared if item.is_worse]:
-            says = f"worse than v{train.blessed} on {asked}: {'; '.join(item.words for item in worse)}"
+            says = f"worse than {train.against} on {asked}: {'; '.join(item.words for item in worse)}"
             found = self._found(train, says, pairs=pairs, compared=compared, refused=True)
             return found._replace(blames_version=any(item.name != LATE for item in worse))
         wanted, few = settings.shadow_prompts, ""
@@ -189,7 +196,7 @@ class PairedShadow:
             few = f", ended by time after {seconds:,.0f} s with {len(pairs)} of {num} pairs"
         elif len(pairs) < wanted:
             few = f", of {wanted} wanted: there are no more"
-        says = f"no worse than v{train.blessed} on {asked}{few}; {sees(compared)}"
+        says = f"no worse than {train.against} on {asked}{few}; {sees(compared)}"
         return self._found(train, says, pairs=pairs, compared=compared)
 
     def _marks(self, prompt: ShadowPrompt, answer: SentinelAnswer) -> dict[str, float]:

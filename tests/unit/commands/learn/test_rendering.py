@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from commands.learn.rendering import NotRendered, Renderer
+from commands.learn.rendering import Renderer
 from commands.learn.selection import Remark
-from contracts.records import Provided, pack_ids
-from services.inference.template.chat_template import load_template
+from contracts.records import Provided, Streams, encode, pack_body, pack_ids
+from pipelines.training.text.edits import AnswerTokenizer
+from pipelines.training.text.edits import text_of as text_samples
+from pipelines.training.text.rendering import NotRendered, TextRenderer, with_tokens
+from pipelines.training.text.samples import TextSample
+from runtime.template.chat_template import load_template
 from tests.unit.commands.learn.builders import remark
+from tests.unit.pipelines.training.builders import experience
 from tests.worlds.paths import BASE
 
 RIGHT, WRONG = '{"party":2,"time":"19:00","name":"Lee"}', '{"party":3,"time":"19:00","name":"Lee"}'
@@ -50,6 +56,32 @@ def test_the_exact_tokens_of_an_own_answer_are_learned_where_the_policy_is_the_s
     for other, record in ((Renderer(BASE, 256, has_own_tokens=False), said.record), (renderer, provided(said))):
         [target] = other.samples_of(dataclasses.replace(said, record=record))
         assert text_of(target.chosen_ids) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("said", "streams"),
+    [
+        (remark(ASKED, RIGHT), Streams(ce=1.0, is_good=True)),
+        (remark(ASKED, RIGHT, WRONG), Streams(ce=1.0, pair=1.0, edit=RIGHT)),
+        (remark(ASKED, WRONG, kind="thumb", is_good=False), Streams(thumb=1.0, is_good=False)),
+    ],
+    ids=["accepted", "edited", "thumb"],
+)
+def test_a_providers_answer_has_the_same_tokens_offline_and_online(
+    renderer: Renderer, said: Remark, streams: Streams
+) -> None:
+    answers = AnswerTokenizer.of(BASE)
+    assert answers is not None
+    answer = encode(replace(provided(said), body=pack_body(said.body)))
+    online = with_tokens(experience(key=said.record.key, streams=streams), answer, TextRenderer(TEMPLATE, answers), 512)
+    found, expected = text_samples(online, answers, 512).samples, renderer.samples_of(said)
+
+    def lessons(samples: Sequence[TextSample]) -> list[tuple[object, ...]]:
+        return [(item.kind, item.prompt_ids, item.chosen_ids, item.rejected_ids, item.is_good) for item in samples]
+
+    assert lessons(found) == lessons(expected)
+    if said.kind == "edit":
+        assert found[0].token_weights == expected[0].token_weights
 
 
 def provided(said: Remark) -> Any:

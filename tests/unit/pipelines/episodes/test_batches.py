@@ -85,7 +85,7 @@ def test_keys_of_a_large_batch_take_no_more_statements_than_those_of_a_small_one
     database: Database, names: tuple[str, ...]
 ) -> None:
     nums = []
-    for size in (2, 100):
+    for size in (2, 99):  # fewer than are closed at once: where room is left, imported ones are looked for
         turns = [a_generation(**dict.fromkeys(names, f"{size} {number}")) for number in range(size)]
         nums.append(join(database, batch([(GENERATIONS, turn) for turn in turns]))[1])
     assert nums[0] == nums[1] <= 21

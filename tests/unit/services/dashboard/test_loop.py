@@ -5,7 +5,8 @@ from sqlalchemy import event
 
 from contracts.assignments import CANDIDATE, LIVE
 from runtime.settings import Settings
-from services.dashboard.live.charts import NUM_BUCKETS, legs, newest_live, quantile, rates, step_buckets, window_start
+from services.dashboard.averages import quantile
+from services.dashboard.live.charts import NUM_BUCKETS, legs, newest_live, rates, step_buckets, window_start
 from services.dashboard.live.queries import BUCKET_SECONDS, WINDOW_SECONDS, SampleTimes, read_learned, read_rates
 from services.dashboard.live.traffic import PartitionLag, Traffic, lags
 from tests.unit.services.dashboard.conftest import ReaderOf

@@ -14,8 +14,8 @@ from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
 from runtime.database import Database
 from runtime.settings import Settings
+from runtime.template.chat_template import ChatTemplate
 from services.inference.app import create_app
-from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from services.inference.template.chat_template import ChatTemplate, load_template
-from services.inference.template.control_strings import ControlStrings, TemplateTexts
-from services.inference.template.plain_tokenizer import PlainTokenizer
+from runtime.template.chat_template import ChatTemplate, load_template
+from runtime.template.control_strings import ControlStrings, TemplateTexts
+from runtime.template.plain_tokenizer import PlainTokenizer
 from tests.adversary.attacks.text import WORDS, Conversation, conversation, forge, forge_elsewhere
 from tests.chat_templates import CHATML, FAMILIES, Family, make_family
 from tests.unit.services.inference.world import make_base

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.bounds import ROLES
+from runtime.template import ROLES
 from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, SentFields
 from tests.adversary.attacks.text import CHANGING, keep_waiting
 from tests.each_case import each_case

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
-from services.inference.template.chat_template import ChatTemplate, load_template
-from services.inference.template.plain_tokenizer import bounded_ids
+from runtime.template.chat_template import ChatTemplate, load_template
+from runtime.template.plain_tokenizer import bounded_ids
 from tests.chat_templates.bundled import (
     bundled_names,
     bundled_source,

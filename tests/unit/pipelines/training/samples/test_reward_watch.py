@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from contracts.records import Experience, Score
 from contracts.sampling import Span
@@ -41,6 +42,18 @@ def test_flipped_rewards_are_found_in_their_first_batch(share: float, seed: int)
     assert found.surprise == pytest.approx(1.0 - 2.0 * share, abs=0.25)
     assert of_tasks([*batch, *other], [found]) == {item.key for item in batch}
     assert REWARD_SPIKE == "reward_spike"
+
+
+def test_what_a_provider_earned_is_not_what_this_policy_is_expected_to_earn() -> None:
+    watch, random = RewardWatch(0.0, 1.0, 3600.0), np.random.default_rng(1)
+    provided = [
+        replace(item, origin="openai", segments=(segment([1, 2], [3], [0.0], spans=()),))
+        for item in answers(random, 64, 1.0)
+    ]
+    watch.learned(provided)
+    assert watch.suspicions(answers(random, 64, 0.3), 0.0) == []
+    (found,) = watch.suspicions([replace(item, reward=0.0) for item in provided], 0.0)
+    assert found.task == "task@hash/openai"
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, *(pytest.param(size, marks=pytest.mark.slow) for size in (64, 256))])

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from contracts.records import Experience, Streams
 from pipelines.training.text.edits import NO_TOKENIZER, AnswerTokenizer, text_of
 from pipelines.training.text.samples import KEPT
-from services.inference.template.chat_template import ChatTemplate
+from runtime.template.chat_template import ChatTemplate
 from tests.unit.pipelines.training.builders import experience, segment
 from tests.worlds.paths import ROOT
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest
+from runtime.template.chat_template import ChatTemplate
 from services.inference.dialects.anthropic_fields import (
     HARMLESS,
     NEUTRAL,
@@ -24,7 +25,6 @@ from services.inference.dialects.anthropic_fields import (
 from services.inference.dialects.anthropic_replies import error_of
 from services.inference.dialects.anthropic_requests import lowered
 from services.inference.requests import ChatRequest, parse_chat_request
-from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.each_case import each_case
 

@@ -269,3 +269,10 @@ def test_a_wrong_key_reaches_no_provider(fronted: Fronted) -> None:
     response = httpx.post(f"{fronted.url}/v1/chat/completions", json={}, headers={"authorization": "Bearer no"})
     assert response.status_code == 401
     assert fronted.provider.asked == []
+
+
+def test_what_became_of_an_answer_may_be_asked_here_too(fronted: Fronted) -> None:
+    where = f"{fronted.url}/v1/completions/{fronted.ask().id}/attribution"
+    shown = httpx.get(where, headers={"authorization": f"Bearer {fronted.key}"}, timeout=10.0)
+    # No process joins answers in this test.
+    assert (shown.status_code, shown.json()["error"]["param"]) == (404, "completion_id")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from runtime.template.chat_template import ChatTemplate
 from services.inference.sessions.suffixes import keeps_reasoning, next_calls, suffix_of
-from services.inference.template.chat_template import ChatTemplate
 from tests.each_case import each_case
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS
 

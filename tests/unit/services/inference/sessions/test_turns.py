@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from contracts.ids import new_completion_id
 from contracts.turns import BRANCHES
 from runtime.replicas.in_process import LocalSessionStore
+from runtime.template.chat_template import ChatTemplate
 from services.inference.answer import Choice
 from services.inference.requests import ChatRequest, parse_chat_request
 from services.inference.sessions.turns import Turn, Turns
-from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.unit.services.inference.sessions.test_suffixes import DROPS_IN_TOOL_CYCLES, THANKED, close_of
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS

@@ -1,1 +1,0 @@
-"""Messages to token ids: the chat template and the tokenizer of a base policy."""
