@@ -318,6 +318,6 @@ def _continued(settings: Settings, held: Settings) -> Settings:
 
 _KEPT = (
     *(name for name in KafkaSettings.model_fields if name != "kafka"),
-    *("partitions", "requests_per_minute", "signals_per_minute", "weights_unsigned"),
+    *("feedback_origins", "partitions", "requests_per_minute", "signals_per_minute", "weights_unsigned"),
 )
 """What an operator may have written into the file stays, unless an option says otherwise."""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from commands.findings import Finding, missing
 from contracts.errors import InvalidSettings
 from engines.registry import FOLLOWED, check_section_names, followed_of
+from pipelines.episodes.telemetry.settings import TelemetrySettings
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.training.settings import TrainingSettings
@@ -26,6 +27,7 @@ KINDS: Mapping[str, type[Section]] = MappingProxyType(
         "train": TrainSettings,
         "webhooks": WebhookSettings,
         "provider": ProviderSettings,
+        "telemetry": TelemetrySettings,
     }
 )
 """Those of every home."""

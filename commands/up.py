@@ -39,6 +39,10 @@ from services.provider import ProviderSettings, load_provider
 from services.provider import chosen as chosen_provider
 
 _BACKLOG = 1024
+_WAYS = (
+    "give --policy FOLDER, or --provider openai|anthropic|URL with --provider-model NAME, or both; a provider has no engine and no trainer, "
+    "so their options go with --policy"
+)
 _OF_WEIGHTS = ("training", "release")
 """Workers that have nothing to do where a provider answers."""
 _SAY_SECONDS = 20.0
@@ -77,14 +81,13 @@ def up(
 ) -> None:
     """Start Millrace with your own policy, in front of a provider, or with both, and with your tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
+    of_policy = (learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
+    if policy is None and any(value is not None for value in of_policy):
+        raise InvalidSettings(_WAYS)
     front = provider_of(provider, provider_model, input_price=input_price, output_price=output_price)
     if policy is None:
-        of_policy = (learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
-        if front is None or any(value is not None for value in of_policy):
-            raise InvalidSettings(
-                "give --policy FOLDER, or --provider openai|anthropic|URL with --provider-model NAME, or both; a provider alone has no "
-                "engine and no trainer, so their options go with --policy"
-            )
+        if front is None:
+            raise InvalidSettings(_WAYS)
         _up_in_front(front, home, port, servers, name=name, tasks=tasks, **options.chosen_settings(chosen))
         return
     with until_interrupted(), claimed(home):

@@ -21,11 +21,14 @@ MillraceError
 │       ├── VersionRevoked       a rollback revoked the version permanently
 │       └── VersionNotServed     the requested version does not serve now; a retry may succeed
 ├── Unauthorized (401)
+│   └── ReceiptInvalid           a receipt that this home did not write
 ├── Forbidden (403)             the key is valid, but its role may not do this
 │   ├── MissingScope             the key lacks a scope, which `scope` names
 │   ├── SessionOver              the session of this key or URL was ended, or its budget is used up
 │   ├── OtherSession             the URL names another session than the key
-│   └── OriginRefused            the request comes from a web page, which may not use this route
+│   ├── OriginRefused            the request comes from a web page, which may not use this route
+│   ├── ReceiptOver              a receipt that has expired, or whose signals were all sent
+│   └── NotOnReceipt             a receipt for other signals
 ├── RateLimited (429)            more requests than the operator allows one key per minute, or too many signals about one answer
 │   └── Overloaded               the engine's queue is full, or a tenant has had too much compiled; says when to retry
 ├── EngineFailed (502)           the engine's answer is invalid
@@ -170,6 +173,10 @@ class Unauthorized(MillraceError):
     code = "invalid_api_key"
 
 
+class ReceiptInvalid(Unauthorized):
+    code = "receipt_invalid"
+
+
 class Forbidden(MillraceError):
     status = 403
     code = "operator_key_required"
@@ -189,6 +196,14 @@ class OtherSession(Forbidden):
 
 class OriginRefused(Forbidden):
     code = "origin_refused"
+
+
+class ReceiptOver(Forbidden):
+    code = "receipt_over"
+
+
+class NotOnReceipt(Forbidden):
+    code = "not_on_receipt"
 
 
 class RateLimited(MillraceError):

@@ -10,16 +10,34 @@ Signals that wait for their key's answer, and signals that episodes makes itself
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal, not_, or_, select
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+)
 
+from contracts.errors import InvalidRecord
 from contracts.ids import sample_key
+from contracts.records import Generation, decode_shape
 from contracts.tables import (
     generation,
     ledger_epoch,
+    outcome,
     received_signal,
     rejection_count,
+    score,
     signal,
     signal_count,
     waiting_signal,
@@ -37,6 +55,8 @@ GENERATION_STATES = frozenset((
     "log_lost", "dead_letter",
 ))  # fmt: skip
 """A dead letter has no row: code that reads the log counts it."""
+MAX_SIGNALS, MAX_SCORES, MAX_OUTCOMES = 200, 50, 100
+"""Of one answer, in its history."""
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 
@@ -53,14 +73,33 @@ class LedgerCounts(NamedTuple):
         return self.total - sum(count for state, count in self.states.items() if state in named)
 
 
+class AnswerRecord(NamedTuple):
+    """One answer and its history. `record` None: `problem` is the reason why it cannot be read."""
+
+    head: Any
+    record: Generation | None
+    problem: str
+    choices: list[int]
+    signals: list[Row[Any]]
+    """id, tenant, name, submitter, at, received_at, state, reason, revision, record; oldest first."""
+    scores: list[Row[Any]]
+    """revision, reward, status, fault, components, at; by revision."""
+    outcomes: list[Row[Any]]
+    """revision, epoch, state, reason, version, writer, at, is_valid; oldest first."""
+
+
 def effective_state() -> ColumnElement[str]:
     """The state of a row of `generation`. An outcome that a later epoch of the trainer did not keep counts as pending."""
+    row = generation.c
+    is_valid = _is_valid(row.state_writer, row.state_epoch, row.state_sequence)
+    return case((not_(is_valid), literal(PENDING)), else_=row.state)
+
+
+def _is_valid(writer: Column[Any], epoch: Column[Any], sequence: Column[Any]) -> ColumnElement[bool]:
+    """Whether the epochs of the trainer after this outcome kept it."""
     newest = select(func.coalesce(func.max(ledger_epoch.c.epoch), -1)).scalar_subquery()
-    kept = exists().where(
-        ledger_epoch.c.epoch == generation.c.state_epoch, ledger_epoch.c.valid_through >= generation.c.state_sequence
-    )
-    is_void = and_(generation.c.state_writer == "training", not_(or_(kept, generation.c.state_epoch > newest)))
-    return case((is_void, literal(PENDING)), else_=generation.c.state)
+    kept = exists().where(ledger_epoch.c.epoch == epoch, ledger_epoch.c.valid_through >= sequence)
+    return or_(writer != "training", kept, epoch > newest)
 
 
 def generation_counts(connection: Connection, *which: ColumnElement[bool]) -> LedgerCounts:
@@ -69,6 +108,39 @@ def generation_counts(connection: Connection, *which: ColumnElement[bool]) -> Le
     rows = connection.execute(select(state, func.count()).select_from(generation).where(*which).group_by(state))
     states = {name: count for name, count in rows}  # noqa: C416 a row is not a tuple for dict()
     return LedgerCounts(sum(states.values()), states)
+
+
+def find_answer(connection: Connection, completion_id: str, choice: int) -> AnswerRecord | None:
+    """One answer and what became of it, or None."""
+    key, its_id = sample_key(completion_id, choice), generation.c.completion_id == completion_id
+    columns = generation.c[
+        "completion_id", "choice", "task", "purpose", "arm", "version", "created_at", "joined_at", "closes_at", "revision", "record",
+        "state_reason", "state_version", "superseded_by",
+    ]  # fmt: skip
+    state = effective_state().label("state")
+    head = connection.execute(select(*columns, state).where(its_id, generation.c.choice == choice)).one_or_none()
+    if head is None:
+        return None
+    record: Generation | None = None
+    problem = ""
+    try:
+        record = decode_shape(Generation, head.record)
+    except InvalidRecord as error:
+        problem = error.message
+    siblings = select(generation.c.choice).where(its_id).order_by(generation.c.choice)
+    said = signal.c["id", "tenant", "name", "submitter", "at", "received_at", "state", "reason", "revision", "record"]
+    about = select(*said).where(signal.c.completion_id == completion_id, signal.c.choice == choice)
+    earned = select(*score.c["revision", "reward", "status", "fault", "components", "at"]).where(score.c.key == key)
+    told = outcome.c["revision", "epoch", "state", "reason", "version", "writer", "at"]
+    is_valid = _is_valid(outcome.c.writer, outcome.c.epoch, outcome.c.sequence).label("is_valid")
+    became = select(*told, is_valid).where(outcome.c.key == key)
+    histories: tuple[Select[Any], ...] = (
+        about.order_by(signal.c.received_at, signal.c.id).limit(MAX_SIGNALS),
+        earned.order_by(score.c.revision).limit(MAX_SCORES),
+        became.order_by(*outcome.c["at", "epoch", "revision"]).limit(MAX_OUTCOMES),
+    )
+    choices = list(connection.execute(siblings).scalars())
+    return AnswerRecord(head, record, problem, choices, *(list(connection.execute(rows)) for rows in histories))
 
 
 def signal_counts(connection: Connection) -> LedgerCounts:

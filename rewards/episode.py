@@ -80,7 +80,8 @@ def answer_of(item: UnpackedEpisode, task: Task, siblings: tuple[str, ...] = ())
     if follow_ups:
         newest = max(follow_ups, key=lambda signal: (signal.at, signal.id))
         metadata = metadata | {"follow_up": str(newest.value)}
-    return answer_in(item.body, turn.finish_reason)._replace(metadata=metadata, key=turn.key, siblings=siblings)
+    answer = answer_in(item.body, turn.finish_reason)
+    return answer._replace(metadata=metadata, key=turn.key, siblings=siblings, is_imported=turn.purpose == "imported")
 
 
 def answer_in(body: GenerationBody, finish_reason: FinishReason) -> Answer:

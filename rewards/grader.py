@@ -27,6 +27,8 @@ class Grader(NamedTuple):
     is_slow: bool
     """It calls a server or starts processes, so it runs in parallel with others, after the fast gates."""
     check_all: CheckAll
+    is_for_imported: bool = True
+    """False: imported answers are not shown to it."""
 
     @classmethod
     def of(cls, rule: GraderRule, label: str, check_all: CheckAll, *, is_slow: bool) -> Grader:

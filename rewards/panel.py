@@ -64,6 +64,10 @@ class Panel:
         return scores
 
     def _skipped(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
+        imported = {index for index, answer in enumerate(answers) if answer.is_imported and not grader.is_for_imported}
+        return self._left_out(grader, answers, refused) | dict.fromkeys(imported, "imported")
+
+    def _left_out(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
         if self._audit is not None and grader.name == self._audit.judge:
             probability = self._audit.probability
             drawn = {index for index, answer in enumerate(answers) if is_audited(answer.key, probability, self._secret)}

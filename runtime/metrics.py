@@ -71,6 +71,12 @@ SPOOL_OLDEST_SECONDS = Gauge("millrace_spool_oldest_seconds", "Age of the oldest
 # Feedback.
 SIGNALS = Counter("millrace_signals_total", "Items of feedback by result on arrival.", ["fate"])
 
+TELEMETRY_IGNORED = _born(
+    "millrace_telemetry_ignored_total",
+    "Events, spans and log records that are no scores: received, and not kept.",
+    origin=("langfuse", "otlp"),
+)
+
 # Workers on the log: episodes, rewards, training.
 RECORDS = Counter("millrace_records_total", "Records handled.", ["group", "topic"])
 BEHIND_SECONDS = Gauge("millrace_behind_seconds", "Age of the record handled last; 0 if none is left.", ["group"])
@@ -106,6 +112,11 @@ LEDGER_IGNORED = _born(
     "millrace_ledger_ignored_total",
     "Outcomes of a trainer's epoch that the database did not issue.",
     state=get_args(State),
+)
+SPANS = _born(
+    "millrace_spans_total",
+    "Spans of users' answers, by what became of them.",
+    fate=("sent", "refused", "expired", "unreadable"),
 )
 CURATED = Counter("millrace_curated_total", "Prompts by decision of the curation rules.", ["task", "decision"])
 

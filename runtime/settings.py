@@ -19,9 +19,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidSettings
@@ -36,7 +36,13 @@ from runtime.replicas.in_process import local_links
 from runtime.replicas.on_disk import DiskSessionStore
 from runtime.settings_file import FILE_NAME, SETTINGS, expanded, is_given, settings_file
 
+Origin = Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:[0-9]+)?$")]
 SectionType = TypeVar("SectionType", bound="Section")
+
+
+def _split(given: object) -> object:
+    """A list that was written as one text, with commas: the value of an option."""
+    return tuple(given.split(",")) if isinstance(given, str) else given
 
 
 class Section(BaseModel):
@@ -71,13 +77,15 @@ class Settings(KafkaSettings, Section):
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where engine and trainer compute: cpu, cuda or cuda:N."""
     feedback_host: str | None = None
-    """Address of feedback if it runs as its own process; by default `web_host`."""
+    """Address of feedback as its own process; by default `web_host`."""
     feedback_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of feedback if it runs as its own process. Without it, one process `web` serves inference, feedback and dashboard."""
+    """Its port. Without it, one process `web` serves inference, feedback and dashboard."""
+    feedback_origins: Annotated[tuple[Origin, ...], BeforeValidator(_split)] = ()
+    """Sites whose pages may send feedback: `https://app.example`."""
     dashboard_host: str | None = None
-    """Address of the dashboard if it runs as its own process; by default `web_host`."""
+    """Address of the dashboard as its own process; by default `web_host`."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the dashboard if it runs as its own process."""
+    """Its port."""
     database_url: str | None = None
     """`postgresql+psycopg://user@host/name`. Without it, SQLite in the home."""
     partitions: int = Field(default=NUM_PARTITIONS, ge=4, le=256)

@@ -7,6 +7,7 @@ exception.
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -265,16 +266,26 @@ class KeyRing:
 
 
 def authorization_of(headers: Mapping[str, str]) -> str:
-    """The `Authorization` header of a request. A key in `x-api-key`, as Anthropic's clients send it, counts like a bearer's.
+    """The `Authorization` header of a request. `x-api-key` (Anthropic) and HTTP Basic's password (Langfuse) count like a bearer's key.
 
     Raises Unauthorized: both are sent, with different keys.
     """
-    given, key = headers.get("authorization", ""), headers.get("x-api-key", "").strip()
+    given, key = _bearer(headers.get("authorization", "")), headers.get("x-api-key", "").strip()
     if not key:
         return given
     if given and given.partition(" ")[2].strip() != key:
         raise Unauthorized("`authorization` and `x-api-key` have different keys; send one of them")
     return f"Bearer {key}"
+
+
+def _bearer(given: str) -> str:
+    scheme, _, content = given.partition(" ")
+    if scheme.lower() != "basic":
+        return given
+    try:
+        return f"Bearer {base64.b64decode(content).decode().partition(':')[2]}"
+    except ValueError:
+        return given  # it is refused as any other that is no key
 
 
 async def find_caller(request: Request, scope: KeyScope) -> Caller:

@@ -17,6 +17,7 @@ from services.inference.app import create_app as create_inference
 from services.inference.sessions.routes import PREFIX
 from services.serving import clock_check, run_services, storage_check
 
+FEEDBACK_PREFIXES = ("/v1/feedback", "/v1/traces", "/v1/logs", "/api/public/")
 CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check}
 
 
@@ -24,8 +25,9 @@ def make(settings: Settings, *, unit: UnitKind = "user", has_trains: bool = True
     """The applications of one home, by the prefix of their paths. `unit`: what gets an arm; `has_trains`: [train] enabled."""
     links = settings.replica_links()
     inference = create_inference(settings, links=links, unit=unit)
+    feedback = create_feedback(settings, links=links)
     return {
-        "/v1/feedback": create_feedback(settings, links=links),
+        **dict.fromkeys(FEEDBACK_PREFIXES, feedback),
         "/v1/": inference,
         "/hot_load/": inference,
         "/tokenize": inference,

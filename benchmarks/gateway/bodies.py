@@ -192,6 +192,22 @@ def _signals(kept: Kept) -> list[Case]:
     ]
 
 
+def _scores(kept: Kept) -> list[Case]:
+    score = {"traceId": kept.completion, "name": "edited", "value": "x" * 3_900}
+    return [("1,000 scores, 4 MB", [score] * 1000), ("250,000 scores", [{}] * 250_000)]
+
+
+def _spans(kept: Kept) -> list[Case]:
+    said = {
+        "gen_ai.evaluation.name": "edited",
+        "gen_ai.evaluation.score.label": "x" * 3_700,
+        "gen_ai.response.id": kept.completion,
+    }
+    event = {"name": "gen_ai.evaluation.result", "attributes": said}
+    bodies = {"1,000 evaluations, 4 MB": [{"events": [event] * 1000}], "250,000 spans": [{}] * 250_000}
+    return [(name, {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}) for name, spans in bodies.items()]
+
+
 def cases_of(kept: Kept) -> dict[str, list[Case]]:
     """By route: its cases. `[("", None)]`: nothing that it reads is of the caller's size."""
     nothing: list[Case] = [("", None)]
@@ -206,6 +222,19 @@ def cases_of(kept: Kept) -> dict[str, list[Case]]:
         "POST /v1/sessions": [("4 MB of junk", {"task": "x" * LONG})],
         "POST /v1/feedback": [("a correction of 64 KB", signal), ("a text of 4 MB", {**signal, "value": "x" * LONG})],
         "POST /v1/feedback/batch": _signals(kept),
+        "POST /v1/feedback/receipts": [
+            ("1,000,000 signals", {"completion_id": kept.completion, "signals": ["x"] * (LONG // 4)})
+        ],
+        "POST /api/public/scores": _scores(kept),
+        "POST /api/public/ingestion": [
+            (name, {"batch": [{"id": "e", "type": "score-create", "body": score} for score in scores[:40_000]]})
+            for name, scores in _scores(kept)
+        ],
+        "POST /v1/traces": _spans(kept),
+        "POST /api/public/otel/v1/traces": _spans(kept),
+        "POST /v1/logs": [
+            ("100,000 records", {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"attributes": []}] * 100_000}]}]})
+        ],
         "POST /hot_load/v1/models/hot_load": [("4 MB of junk", {"identity": "x" * LONG})],
         "POST /v1/chat/completions/{completion_id}": [("4 MB of junk", {"metadata": {"x": "x" * LONG}})],
         **dict.fromkeys(
@@ -215,7 +244,7 @@ def cases_of(kept: Kept) -> dict[str, list[Case]]:
                 "GET /v1/chat/completions", "GET /v1/chat/completions/{completion_id}",
                 "GET /v1/chat/completions/{completion_id}/messages", "DELETE /v1/chat/completions/{completion_id}",
                 "GET /v1/sessions/{session_id}", "DELETE /v1/sessions/{session_id}", "GET /hot_load/v1/models/hot_load",
-                "GET /v1/feedback/{signal_id:path}", "DELETE /v1/feedback/{signal_id:path}",
+                "GET /api/public/projects", "GET /v1/feedback/{signal_id:path}", "DELETE /v1/feedback/{signal_id:path}",
             ),
             nothing,
         ),

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.objectives.correcting import edits_of, kept_shares, text_kept, text_loss
 from benchmarks.objectives.model import TinyAnswers, TinyPolicy
 from benchmarks.objectives.tasks import AnswerPool, Data, Noise
 from pipelines.training.learning.advantages import Scored, advantages
@@ -60,12 +59,6 @@ class Cell:
     """As the settings `kl_coefficient`, `ratio_bound`, `divergence_bound` and `step_bound`."""
     rank: int = 0
     """Of a LoRA adapter beside the policy; 0: all weights learn."""
-    silent: float | None = None
-    """Users correct what is wrong, and this share says nothing; None: they vote, and the task says how. An edit's reward is the share kept."""
-    rl: float = 1.0
-    ce: float = 0.0
-    pair: float = 0.0
-    """The streams, as in a task's [learning]."""
 
 
 class BenchSampled(NamedTuple):
@@ -91,8 +84,6 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
     objective = Objective(cell.bound, cell.kl, cell.loss)
     trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell)
     noise = Noise(0.0, 0.0) if cell.is_clean else noise
-    if cell.silent is not None:
-        noise = Noise(cell.silent, 0.0, corrects=True)
     # Late answers come from versions, a batch of which is generated at once; without lag each step has its own.
     at_once = STEPS_PER_VERSION if cell.lag else 1
     waiting = deque(_sampled(base, 0, data, (cell.batch, cell.lag, noise), random) if cell.lag else ())
@@ -111,9 +102,6 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
                 break
     # Two points: a single one is noisier.
     facts = {"start": curve[0], "end": sum(curve[-2:]) / 2, "lowest": min(curve), "ess": ess, "curve": curve}
-    if cell.silent is not None:
-        held_out = data.held_out.prompts, data.held_out.right
-        facts |= {"kept_before": text_kept(base, *held_out), "kept": text_kept(policy, *held_out)}
     return facts | {"share": sum(shares) / len(shares)} | ({"stopped": step} if step < cell.steps else {})
 
 
@@ -125,10 +113,7 @@ def _sampled(
     size = batch * count
     rows = data.train.rows(torch.randint(len(data.train.prompts), (size,), generator=random))
     answers = policy.sample(rows.prompts, random)
-    if noise.corrects:
-        rewards = kept_shares(answers.ids_BA, rows.right)
-    else:
-        rewards = (answers.ids_BA == rows.right).all(1).float()
+    rewards = (answers.ids_BA == rows.right).all(1).float()
     chance = torch.rand(2, size, generator=random)
     rewards = torch.where(chance[0] < noise.wrong, 1 - rewards, rewards)
     rewards = rewards.masked_fill(chance[1] < noise.missing, math.nan)
@@ -168,8 +153,7 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
     ]
     scores = trainer.policy.score(prompts, answers.ids_BA)
     values = advantages(samples, trainer.tracker, whiten=DEFAULTS.whiten).values
-    # A sample of which only the text is learned does not leave.
-    kept = _kept(scores, answers, values, trainer.cell.divergence if trainer.cell.rl else math.inf)
+    kept = _kept(scores, answers, values, trainer.cell.divergence)
     if not len(kept):
         return _Step()
     if len(kept) < len(samples):
@@ -185,25 +169,20 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
         scores,
         answers.log_probs_BA,
         anchor,
-        torch.from_numpy(values) * trainer.cell.rl,
+        torch.from_numpy(values),
         answers.mask_BA,
         num_tokens=int(answers.mask_BA.sum()),
         objective=trainer.objective,
     )
-    cell, optimizer = trainer.cell, trainer.optimizer
-    streams, right = {"rl": cell.rl, "ce": cell.ce, "pair": cell.pair}, found.rows.right[spoken][kept]
-    if edits := edits_of(prompts, answers.ids_BA, right, **streams):
-        loss = loss * bool(cell.rl) + text_loss(trainer.policy, trainer.base, edits)
-    elif not cell.rl:
-        return _Step()
+    optimizer = trainer.optimizer
     optimizer.zero_grad()
     torch.autograd.backward(loss)
     weights = optimizer.param_groups[0]["params"]
     norm = torch.nn.utils.clip_grad_norm_(weights, DEFAULTS.max_gradient_norm)
     sums = LossSums.of([micro_sums], trainer.objective)
-    ess, rate = (sums.metrics()["ess"], sums.rate) if cell.rl else (math.nan, 1.0)
+    ess = sums.metrics()["ess"]
     if math.isfinite(sums.loss) and math.isfinite(float(norm)):  # as the guard
-        scale = min(rate, step_scale(ess))
+        scale = min(sums.rate, step_scale(ess))
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base", group["lr"]) * scale
         every = stride(len(samples))
@@ -212,7 +191,7 @@ def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
             optimizer,
             scores.log_probs_BT.detach()[::every][seen[2]],
             lambda: trainer.policy.score(seen[0], seen[1]).log_probs_BT[seen[2]],
-            cell.step_bound * len(samples),
+            trainer.cell.step_bound * len(samples),
         )
         for sample in samples:
             trainer.tracker.update(sample.baseline_key, sample.version, sample.reward)

@@ -41,8 +41,6 @@ class Noise:
 
     missing: float
     wrong: float
-    corrects: bool = False
-    """They correct answers instead of voting."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commands.imports.rows import Refused
+from contracts.tasks.scores import Refused
 from runtime.template import ROLES
 
 _TEXTS = {"text", "input_text", "output_text"}

@@ -31,10 +31,11 @@ from commands.imports.records import (
     made_signal,
 )
 from commands.imports.repository import Links
-from commands.imports.rows import ImportedRow, ImportedScore, Refused
+from commands.imports.rows import ImportedRow
 from commands.imports.tally import ImportTally
 from contracts.event_log import EventLog, Message
 from contracts.tasks.planted_secrets import find_secret
+from contracts.tasks.scores import OtherScore, Refused
 from runtime.database import Database
 
 BATCH = 1000
@@ -54,7 +55,7 @@ class Destination(NamedTuple):
 
 class _Row(NamedTuple):
     checked: CheckedRow
-    scores: tuple[ImportedScore, ...]
+    scores: tuple[OtherScore, ...]
     end: int
     is_new: bool
     """False: this input had the row before, and only what was said of it is logged."""

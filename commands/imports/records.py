@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from commands.imports.chat import ImportedReply, messages_of, reply_of, tools_of
-from commands.imports.mapping import MAX_TEXT, Maps, signal_of, value_for
-from commands.imports.rows import UNKNOWN_TIME, ImportedRow, ImportedScore, Refused, time_of
+from commands.imports.mapping import Maps
+from commands.imports.rows import UNKNOWN_TIME, ImportedRow
 from contracts.event_log import MAX_RECORD_BYTES, Message
 from contracts.ids import imported_completion_id
 from contracts.record_checks import MAX_ID, problem_of
 from contracts.records import Generation, GenerationBody, Provided, Signal, Submitter, pack_body
 from contracts.sampling import Sampling
 from contracts.tasks import Task
+from contracts.tasks.scores import MAX_TEXT, OtherScore, Refused, signal_of, time_of, value_for
 from contracts.topics import GENERATIONS, SIGNALS
 from runtime.log.outbox import message
 
@@ -134,9 +135,9 @@ def generation_of(checked_row: CheckedRow, completion_id: str, target: Target) -
     )
 
 
-def made_signal(score: ImportedScore, about: CheckedRow, completion_id: str, target: Target) -> MadeSignal:
+def made_signal(score: OtherScore, about: CheckedRow, completion_id: str, target: Target) -> MadeSignal:
     """The signal of a score. Raises Refused: no signal declares it, or its value or time cannot be taken."""
-    name = signal_of(score, target.task, target.maps)
+    name = signal_of(score, target.task, target.maps.signals)
     given, correction = score.value, None
     if score.is_edit:
         given = correction = _edit(score.value, about.reply, target)

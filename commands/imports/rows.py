@@ -5,38 +5,14 @@ A row that cannot be imported is refused by a name, which the table of an import
 
 from __future__ import annotations
 
-import math
-from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from contracts.tasks.scores import OtherScore
+
 UNKNOWN_TIME = 1_577_836_800.0
 """2020-01-01 UTC. A row that does not say when it was made is dated so: the same row has the same id in every export."""
-_EARLIEST = 946_684_800.0  # 2000-01-01: before it, an epoch time has another unit or is wrong
-_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
-
-
-class Refused(Exception):
-    """A row, or a score of one, is not imported. `reason`: a short name such as `unknown_role`."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class ImportedScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A score of one answer as the export has it. `at`: as in the export; None: the end of the answer."""
-
-    name: str
-    value: Any = None
-    at: Any = None
-    id: str = ""
-    author: str = ""
-    kind: Literal["user", "judge", "operator"] = "user"
-    comment: str | None = None
-    is_edit: bool = False
-    """`value` is the right answer."""
 
 
 class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,32 +34,8 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: Any = None
     completion_tokens: Any = None
     cost: Any = None
-    scores: tuple[ImportedScore, ...] = ()
+    scores: tuple[OtherScore, ...] = ()
     edit: Any = None
-
-
-def time_of(given: Any) -> float:
-    """UTC epoch seconds of an ISO 8601 text or of epoch seconds, milli-, micro- or nanoseconds. Raises Refused: it is another value, or no time."""
-    if isinstance(given, str) and not given.strip().isdecimal():
-        try:
-            moment = datetime.fromisoformat(given.strip())
-        except ValueError:
-            raise Refused("malformed_time") from None
-        return _checked((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
-    try:
-        seconds = float(given)
-    except (TypeError, ValueError, OverflowError):
-        raise Refused("malformed_time") from None
-    for least, per_second in _UNITS:
-        if seconds >= least:
-            return _checked(seconds / per_second)
-    return _checked(seconds)
-
-
-def _checked(seconds: float) -> float:
-    if not math.isfinite(seconds) or seconds < _EARLIEST:
-        raise Refused("impossible_time")
-    return seconds
 
 
 def dig(content: Any, path: str) -> Any:
@@ -106,13 +58,3 @@ def decoded(content: Any) -> Any:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return content
     return content
-
-
-def first(content: dict[str, Any], *names: str) -> Any:
-    """The first of these fields that is set."""
-    return next((content[name] for name in names if content.get(name) is not None), None)
-
-
-def as_text(value: Any) -> str | None:
-    """A name as a text; None if it is empty or no name."""
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 import structlog
 import typer
+from rich.console import Console
 
 from commands import options
 from commands.home import Home, claimed, prepare_home
@@ -66,8 +67,7 @@ def learn(
         training = completed(home, {"training": chosen})["training"]
     start = parse_since(since, time.time()) if since else 0.0
     lessons = lessons_of(source, base, training, start, has_own_tokens=not policy)
-    for line in table_of(lessons):
-        print(line, flush=True)
+    Console(markup=False).print(table_of(lessons))
     if not lessons.trained:
         why = "the table says why" if lessons.num_answers else "it has no answers"
         raise InvalidSettings(f"there is nothing to learn in the log of {home}: {why}")

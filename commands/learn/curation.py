@@ -20,7 +20,14 @@ from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
 from contracts.tasks.planted_secrets import find_secret
 from pipelines.episodes.curation import content
-from pipelines.episodes.curation.curator import PromptFeatures, PromptWindow, digest_of, hash_of
+from pipelines.episodes.curation.curator import (
+    Digest,
+    DigestIndex,
+    PromptFeatures,
+    PromptWindow,
+    digest_of,
+    hash_of,
+)
 
 _GARBLED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]")
 """Control characters, and what stands for bytes that were not text."""
@@ -81,9 +88,24 @@ def curate(
     return Curated([remark for place, remark in enumerate(kept) if place not in out], left_out)
 
 
-def is_held_out(remark: Remark) -> bool:
-    """Whether its prompt is kept for measuring; the same for all that is said about one prompt, in every run."""
-    return remark.prompt[0] % _HELD_OUT == 0
+def held_out_prompts(remarks: Sequence[Remark], tasks: Mapping[str, Task]) -> frozenset[bytes]:
+    """The prompts that are kept for measuring, with all that is said about them; the same in every run.
+
+    A prompt goes with the first that it resembles, as curation compares prompts: else one that was learned by heart would be measured in
+    other words. A group of more than a tenth of all prompts, as templates make them, is divided by its prompts.
+    """
+    indexes = {name: DigestIndex(task.curation.similarity) for name, task in tasks.items()}
+    firsts, groups = dict[Digest, bytes](), dict[bytes, bytes]()
+    for remark in sorted(remarks, key=lambda item: item.record.created_at):
+        if (prompt := remark.prompt) not in groups:
+            index, digest = indexes[remark.record.task], digest_of(words_of(remark.body.messages))
+            near = index.similar(digest)
+            if not near:
+                index.add(digest)
+            groups[prompt] = firsts[near[0]] if near else firsts.setdefault(digest, prompt)
+    sizes, most = Counter(groups.values()), max(_HELD_OUT, len(groups) // _HELD_OUT)
+    chosen = {prompt: first if sizes[first] <= most else prompt for prompt, first in groups.items()}
+    return frozenset(prompt for prompt, one in chosen.items() if one[0] % _HELD_OUT == 0)
 
 
 def _refusal(remark: Remark, words: str, rule: CurationRule) -> str | None:
@@ -112,7 +134,7 @@ def _features(remark: Remark, words: str, rule: CurationRule, clusters: Clusters
     return PromptFeatures(
         at=remark.record.created_at,
         text_hash=hash_of(words) if rule.duplicates else b"",
-        digest=digest_of(words) if rule.near_duplicates else (),
+        digest=digest_of(words) if rule.near_duplicates else b"",
         topic=clusters.of(words),
         language=content.language_of(words) if rule.max_language_share < 1 else "",
         user=f"{remark.record.tenant}/{remark.record.person or ''}",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commands.learn.curation import curate, is_held_out
+from rich.table import Table
+
+from commands.learn.curation import curate, held_out_prompts
 from commands.learn.queries import withdrawn
 from commands.learn.rendering import Renderer
 from commands.learn.selection import select
@@ -67,27 +68,28 @@ def lessons_of(
     found = Lessons(
         left_out=selection.left_out + curated.left_out, num_answers=selection.num_answers, num_imported=num_imported
     )
+    held_out_ones = held_out_prompts(curated.kept, tasks)
     for remark in curated.kept:
         try:
             samples = renderer.samples_of(remark)
         except NotRendered as error:
             found.left_out[str(error)] += 1
             continue
-        held_out = is_held_out(remark)
+        held_out = remark.prompt in held_out_ones
         found.counts[remark.kind, held_out] += 1
         (found.held_out if held_out else found.trained).extend(samples)
     return found
 
 
-def table_of(lessons: Lessons) -> Iterator[str]:
-    """Lines: what is learned by kind, and what is left out by reason."""
-    yield f"{lessons.num_answers:,} answers in the log"
-    yield f"{'learned from':<28}{'trained':>10}{'held out':>10}"
+def table_of(lessons: Lessons) -> Table:
+    """What is learned by kind, and what is left out by reason."""
+    table = Table("what", "trained", "held out", "left out", title=f"{lessons.num_answers:,} answers in the log")
     for kind, name in _KINDS.items():
-        yield f"  {name:<26}{lessons.counts[kind, False]:>10,}{lessons.counts[kind, True]:>10,}"
-    if lessons.num_imported:
-        yield f"{lessons.num_imported:,} of these are about imported answers: whoever imported them answers for their terms"
-    if lessons.left_out:
-        yield "left out"
+        table.add_row(name, f"{lessons.counts[kind, False]:,}", f"{lessons.counts[kind, True]:,}", "")
     for reason, num in lessons.left_out.most_common():
-        yield f"  {reason:<26}{num:>10,}"
+        table.add_row(reason, "", "", f"{num:,}")
+    if lessons.num_imported:
+        table.caption = (
+            f"{lessons.num_imported:,} are about imported answers: whoever imported them answers for their terms"
+        )
+    return table

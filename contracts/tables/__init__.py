@@ -7,7 +7,7 @@ every process at its start,  log_topic: which log the database was written with,
   and episodes               minute; the command line adds how many unread records an accepted loss cost
 every process, its own row   process_beat: its newest sign of life
 command line                 api_key
-migrations                   home_secret: the secret of the draw of arms, made once
+migrations                   home_secret: the secrets of the draw of arms and of receipts, each made once
 dashboard                    dashboard_session
 engine                       swap; engine_replica: its own row, or that of the vLLM server that the process follows
 inference                    agent_session: keys of single sessions, and what their calls used of their budgets
@@ -147,6 +147,9 @@ session_call = table(
     Index("ix_session_call_at", "at"),
 )
 
+IS_LIVE = "purpose <> 'imported'"
+"""Written as in the index of windows that close: with a bound purpose the index would not be used."""
+
 generation = table(
     "generation",
     *keys(completion_id=SORTED_ID, choice=Integer),
@@ -160,6 +163,7 @@ generation = table(
     *given("0", state_sequence=BigInteger),
     *optional(tenant=String(64), request=String(32), retry_count=Integer, superseded_by=String(64), offset=BigInteger),
     Index("ix_generation_closes_at", "closes_at"),
+    partial_index("ix_generation_live_closes_at", IS_LIVE, "closes_at"),
     Index("ix_generation_created_at", "created_at"),
     partial_index("ix_generation_request", "request IS NOT NULL", "request"),
     partial_index("ix_generation_retry", "retry_count > 0", "request"),

@@ -106,6 +106,8 @@ class JudgeRule(GraderRule):
 
     sample_share: float = Field(default=1.0, gt=0, le=1)
     """Share of the answers that is judged, drawn by key."""
+    imported: bool = False
+    """Judge imported answers too. There may be as many at once as in years of traffic."""
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """Above this rate, the share is halved repeatedly. Each process has its own limit."""
     money_per_day: float | None = Field(default=None, gt=0)

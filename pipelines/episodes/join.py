@@ -11,9 +11,9 @@ from contracts.tasks import Task
 from contracts.tasks.signals import SignalRule
 
 ORPHAN_SECONDS = 7 * 86_400.0
+"""How long a signal waits for its answer. There is none if the id was made up, or if the answer must not be logged."""
 IMPORTED_SECONDS = 60.0
 """How long an imported answer waits for what its import says of it. Without that, each would be scored twice."""
-"""How long a signal waits for its answer. There is none if the id was made up, or if the answer must not be logged."""
 
 SUPERSEDED = "superseded"
 """Reason of a sample that a later try of its request replaced."""

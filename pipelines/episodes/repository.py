@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, Table, select, text
 from contracts.errors import StaleWrite
 from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal, decode_shape, encode
-from contracts.tables import IS_HEARD, IS_PENDING, generation_count
+from contracts.tables import IS_HEARD, IS_LIVE, IS_PENDING, generation_count
 from contracts.tables import generation as generations
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
@@ -66,13 +66,20 @@ def load(
 
 
 def due(connection: Connection, now: float, partitions: frozenset[int], limit: int) -> list[Key]:
-    """Samples of these partitions whose window has passed, without those that another replica has locked."""
-    columns = generations.c
+    """Samples of these partitions whose window has passed, without those that another replica has locked.
+
+    A large import has a million at once: its samples take the room that live ones leave.
+    """
+    columns, found = generations.c, list[Key]()
     passed = select(columns.completion_id, columns.choice).where(
         columns.closes_at <= now, columns.partition.in_(partitions)
     )
-    rows = connection.execute(passed.order_by(columns.closes_at).limit(limit).with_for_update(skip_locked=True))
-    return [(row.completion_id, row.choice) for row in rows]
+    for which in (IS_LIVE, f"NOT {IS_LIVE}"):
+        if (room := limit - len(found)) > 0:
+            oldest = passed.where(text(which)).order_by(columns.closes_at).limit(room)
+            rows = connection.execute(oldest.with_for_update(skip_locked=True))
+            found += [(row.completion_id, row.choice) for row in rows]
+    return found
 
 
 def reject_orphans(connection: Connection, received_before: float, limit: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -64,8 +65,8 @@ class TrainingSettings(Section):
     """A sample leaves its batch as `stale(divergence)` if today's policy gives its tokens more than this times the logged
     probability, or less than one over this, in the geometric mean; with a negative advantage already at e^-0.5. `inf`: never."""
     step_bound: float = Field(default=1.5e-5, gt=0)
-    """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. `inf`: steps are
-    not measured, which saves a forward pass over 16 samples."""
+    """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. `inf`, or where no
+    task learns from rewards: steps are not measured."""
     loss: str = "vcpo"
     """Loss of the policy gradient: `truncated`, `dppo`, `ppo`, `gspo`, `cispo`, `m2po` or `vcpo`."""
     baseline: Literal["beta", "moving_average"] = "beta"
@@ -161,7 +162,10 @@ class TrainingSettings(Section):
         )
 
     def for_tasks(self, tasks: Iterable[Task]) -> Self:
-        """With the reward range and the horizon of the tasks where they are not set. Raises InvalidSettings: they clash."""
+        """With the reward range and the horizon of the tasks where they are not set. Raises InvalidSettings: they clash.
+
+        Where no task learns from rewards, no ratio is used, and no step is too long for one: `step_bound` is infinite.
+        """
         tasks = list(tasks)
         rules = [task.reward for task in tasks]
         low = min((rule.low for rule in rules), default=0.0) if self.reward_low is None else self.reward_low
@@ -185,7 +189,10 @@ class TrainingSettings(Section):
                 "rewards that come within their window would be dropped; raise it, or remove it to take the windows' length"
             )
         horizon = self.horizon_seconds or longest + CORRECTION_SECONDS
-        return self.model_copy(update={"reward_low": low, "reward_high": high, "horizon_seconds": horizon})
+        uses_ratios = not tasks or any(task.learning.rl for task in tasks)
+        bound = self.step_bound if uses_ratios else math.inf
+        found = {"reward_low": low, "reward_high": high, "horizon_seconds": horizon, "step_bound": bound}
+        return self.model_copy(update=found)
 
 
 def _signal_windows(task: Task) -> list[float | None]:

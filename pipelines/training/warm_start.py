@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MOST_EPOCHS = 50
 LEAST_GAIN = 0.01
 """Share by which an epoch must lower the held-out loss for another one to follow."""
+LEAST_FALL = 0.005
+"""Nats by which it must. Where every prompt has one right answer, the loss falls by a share for ever."""
 SEED = 1
 _SAY_SECONDS = 10.0
 REASON = "text"
@@ -145,7 +147,7 @@ def epochs(learner: Learner, texts: Texts, before: float) -> TrainedEpochs:
         say(number, loss)
         if held_out and not loss < found.loss:
             break
-        is_last = bool(held_out) and loss > found.loss * (1.0 - LEAST_GAIN)
+        is_last = bool(held_out) and loss > found.loss - max(LEAST_GAIN * found.loss, LEAST_FALL)
         found, kept = TrainedEpochs(number, num_steps, loss, frozenset(keys)), _weights_of(learner)
         if is_last:
             break

@@ -34,7 +34,8 @@ def judges_of(
         if rule.role != "watch":
             _check_admission(task, index)
         judge = make_judge(task.name, rule, store, http, environ=environ)
-        graders.append(Grader.of(rule, label_of(rule, task.hash), judge.check_all, is_slow=True))
+        grader = Grader.of(rule, label_of(rule, task.hash), judge.check_all, is_slow=True)
+        graders.append(grader._replace(is_for_imported=rule.imported))
     return graders
 
 

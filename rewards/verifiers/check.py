@@ -52,6 +52,8 @@ class Answer(NamedTuple):
     """Texts of the other choices of the same completion."""
     parsed: ParsedAnswer | None = None
     """None if the request offered no tools, so that a call could only be text."""
+    is_imported: bool = False
+    """True if it was logged elsewhere, before Millrace."""
 
     @property
     def reference(self) -> str | None:

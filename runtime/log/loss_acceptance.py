@@ -22,7 +22,7 @@ from contracts.records import SIGNALLED, Generation, Outcome, Signal, State, dec
 from contracts.tables.statements import add_to_count, insert_or_update
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from runtime.log.loss_detection import EVIDENCE, LostRange, PositionKey, read_positions, write_known
+from runtime.log.loss_detection import FOLLOWERS, LostRange, PositionKey, read_positions, write_known
 from runtime.log.outbox import message, put
 from runtime.seals import forget_log
 
@@ -89,8 +89,8 @@ def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Ma
             _store_position(connection, place, wanted)
             moved += wanted - offset if place[:2] == (_JOIN, GENERATIONS) else 0
     add_to_count(connection, tables.generation_count, MOVED, moved)
-    # Who compares answers begins at the end.
-    connection.execute(delete(tables.position).where(tables.position.c.consumer_group == EVIDENCE))
+    # Followers begin at the end.
+    connection.execute(delete(tables.position).where(tables.position.c.consumer_group.in_(FOLLOWERS)))
     # The trainer's positions are in its checkpoint. At its next start it begins here or earlier.
     for item in lost:
         if item.topic == EXPERIENCES:

@@ -27,8 +27,10 @@ from runtime.metrics import LOG_LOST_RECORDS
 PositionKey = tuple[str, str, int]
 READERS = {GENERATIONS: "episodes", SIGNALS: "episodes", OUTCOMES: "episodes", EPISODES: "rewards"}
 """Topic to the group that reads it, if its positions are in the database. The trainer's positions are in its checkpoint."""
-EVIDENCE = "release"
-"""The group that reads what the release train compares. It may skip records, so nothing is lost with its positions."""
+EVIDENCE, TELEMETRY = "release", "telemetry"
+"""The groups that read what the release train compares, and what leaves as spans."""
+FOLLOWERS = (EVIDENCE, TELEMETRY)
+"""They may skip records, so nothing is lost with their positions."""
 NOTE_SECONDS = 60.0
 _EXPIRED = "expired"
 _MEANING = {
@@ -191,7 +193,7 @@ def read_known(connection: Connection) -> dict[str, KnownTopic]:
 
 def read_positions(connection: Connection) -> dict[PositionKey, int]:
     """The next offset of each worker that must read every record, without the trainer, whose positions are in its checkpoint."""
-    statement = select(position).where(position.c.consumer_group != EVIDENCE)
+    statement = select(position).where(position.c.consumer_group.not_in(FOLLOWERS))
     return {(row.consumer_group, row.topic, row.partition): row.next_offset for row in connection.execute(statement)}
 
 

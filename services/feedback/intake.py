@@ -13,7 +13,16 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NoSuchChoice, NotFound, Unavailable
+from contracts.errors import (
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    MillraceError,
+    NoSuchChoice,
+    NotFound,
+    ReceiptOver,
+    Unavailable,
+)
 from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
@@ -47,13 +56,32 @@ class SignalIntake:
     async def submit(
         self, items: Sequence[Any], caller: Caller, num_bytes: int
     ) -> list[Acknowledgement | MillraceError]:
-        """Take items in, as JSON or decoded. A refused item does not affect the others. `num_bytes`: of all items together.
+        """Take items in, as JSON or decoded, or the error that refuses one. A refused item does not affect the others. `num_bytes`: of all items.
 
         Raises Unavailable: no item was stored.
         """
         now = time.time()
         many = len(items) > _MANY_ITEMS  # reading them here would delay other requests
         read = await asyncio.to_thread(self._read, items, caller, now) if many else self._read(items, caller, now)
+        return await self._store(read, caller, num_bytes)
+
+    async def submit_within(
+        self, item: Any, caller: Caller, num_bytes: int, ids: Sequence[str], at: float
+    ) -> Acknowledgement | MillraceError:
+        """Take one item in under the first of these ids that is free; the same content again has the id that it had.
+
+        `at`: when it happened, UTC epoch seconds. Raises Unavailable: it was not stored.
+        """
+        [read] = self._read([item], caller, time.time())
+        while True:
+            placed = read if isinstance(read, MillraceError) else await asyncio.to_thread(self._placed, read, ids, at)
+            [result] = await self._store([placed], caller, num_bytes)
+            if not isinstance(result, Conflict):  # else another request took the id a moment ago
+                return result
+
+    async def _store(
+        self, read: Sequence[ReceivedItem | MillraceError], caller: Caller, num_bytes: int
+    ) -> list[Acknowledgement | MillraceError]:
         if caller.role != "operator":
             read = [item if isinstance(item, MillraceError) else self._targets.refusal(item) or item for item in read]
         received = [item for item in read if isinstance(item, ReceivedItem)]
@@ -65,9 +93,9 @@ class SignalIntake:
             raise
         return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
 
-    async def reject(self, num: int) -> None:
-        """Count items that were refused without being read."""
-        await self._writer.submit(Submission((), 0, {InvalidRequest.code: num}))
+    async def reject(self, code: str, num: int = 1) -> None:
+        """Count items that were refused without being read, by the code of their error."""
+        await self._writer.submit(Submission((), 0, {code: num}))
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
         """A signal and its state. Raises NotFound: this tenant sent no such signal."""
@@ -110,10 +138,21 @@ class SignalIntake:
             raise _unknown(signal_id)
         return {"id": signal_id, "state": "retracted", "retracted_at": retracted_at}
 
+    def _placed(self, item: ReceivedItem, ids: Sequence[str], at: float) -> ReceivedItem | ReceiptOver:
+        with self._database.snapshot() as connection:
+            held = repository.find_hashes(connection, item.signal.tenant, ids)
+        same = (name for name in ids if held.get(name) == item.body_hash)
+        free = next(same, next((name for name in ids if name not in held), None))
+        if free is None:
+            return ReceiptOver(f"{len(ids)} signals came with receipts of this answer, which is all they are good for")
+        return item._replace(signal=msgspec.structs.replace(item.signal, id=free, at=at))
+
     def _read(self, items: Sequence[Any], caller: Caller, now: float) -> list[ReceivedItem | MillraceError]:
         return [self._read_item(item, caller, now) for item in items]
 
     def _read_item(self, item: Any, caller: Caller, now: float) -> ReceivedItem | MillraceError:
+        if isinstance(item, MillraceError):
+            return item
         try:
             content = read_json(_ANYTHING, bytes(item)) if isinstance(item, msgspec.Raw) else item
             return read_item(content, self._tasks, caller.tenant, now, caller.role)

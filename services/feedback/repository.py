@@ -9,6 +9,7 @@ the time of a commit. Transactions of replicas therefore wait for each other in 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,11 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from contracts.errors import NoSuchChoice
+from contracts.errors import InvalidSettings, NoSuchChoice
 from contracts.records import Signal, decode_shape, encode
 from contracts.tables import (
     generation,
+    home_secret,
     join_key,
     received_signal,
     rejection_count,
@@ -39,6 +41,7 @@ from runtime.log.recovery import ANY_BODY
 from services.feedback.requests import ReceivedItem, TargetKey
 
 PROCESS = "feedback"
+_HEX = re.compile("[0-9a-f]{64}")
 _RELAYING = 0x6D_69_6C_6C  # the number of our advisory lock in PostgreSQL, where it is unique within a database
 
 Name = tuple[str, str]
@@ -129,6 +132,23 @@ def find_beyond(database: Database, received: Sequence[ReceivedItem]) -> set[int
     nums = {answer: msgspec.msgpack.decode(packed, type=_Choices).num_choices for answer, packed in known.items()}
     found = ((item, nums.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
     return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}
+
+
+def find_hashes(connection: Connection, tenant: str, signal_ids: Collection[str]) -> dict[str, str]:
+    """The hash of the content that has each of these ids, if any."""
+    holders = _find_holders(connection, [(tenant, signal_id) for signal_id in signal_ids])
+    return {signal_id: body_hash for (_, signal_id), (body_hash, _) in holders.items()}
+
+
+def read_receipt_secret(connection: Connection) -> bytes:
+    """What receipts are written with: 32 random bytes, which a migration made. Raises InvalidSettings: they were deleted."""
+    found = connection.execute(select(home_secret.c.value).where(home_secret.c.name == "receipts")).scalar_one_or_none()
+    if found is None or not _HEX.fullmatch(found):
+        raise InvalidSettings(
+            "the row 'receipts' of the table home_secret is no 64 hex digits: restore it from a backup, or write new ones "
+            "(`openssl rand -hex 32`), which ends every receipt"
+        )
+    return bytes.fromhex(found)
 
 
 def find(connection: Connection, tenant: str, signal_id: str) -> StoredSignal | None:

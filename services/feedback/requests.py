@@ -29,8 +29,8 @@ from contracts.tasks import Task
 from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0
-_MAX_CHOICE = 7
-_MAX_ID, _MAX_TEXT, _MAX_COMMENT = 128, 65_536, 16_384
+MAX_CHOICE, MAX_ID = 7, 128
+_MAX_TEXT, _MAX_COMMENT = 65_536, 16_384
 _MAX_PAIRS, _MAX_PAIR_KEY, _MAX_PAIR_VALUE = 16, 64, 512
 _MOST_SHOWN = 64
 _TARGETS = ("completion_id", "session_id", "join_key")
@@ -87,10 +87,10 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
     InvalidRequest, UnknownSignal, InvalidValue: a field is malformed, or no task declares the signal, or this value for it.
     """
     if isinstance(content, Mapping):
-        _check_stored(content.get("completion_id"))
-        _refuse_unknown(content, FeedbackItem.__struct_fields__)
+        check_stored(content.get("completion_id"))
+        refuse_unknown(content, FeedbackItem.__struct_fields__)
         if isinstance(submitter := content.get("submitter"), Mapping):
-            _refuse_unknown(submitter, Submitter.__struct_fields__, "submitter.")
+            refuse_unknown(submitter, Submitter.__struct_fields__, "submitter.")
     item = read_shape(FeedbackItem, content)
     _check_speaker(item.submitter, role)
     key, completion_id = _key_of(item), ""
@@ -128,7 +128,8 @@ def _check_speaker(submitter: Submitter, role: Role) -> None:
         )
 
 
-def _check_stored(completion_id: object) -> None:
+def check_stored(completion_id: object) -> None:
+    """Raises NotStored if the id says that nothing about its answer may be kept."""
     if isinstance(completion_id, str) and not is_stored(completion_id_of(completion_id)):
         raise NotStored(
             f"the completion {completion_id} was requested with store=false, or its task keeps nothing without store=true: neither "
@@ -137,7 +138,8 @@ def _check_stored(completion_id: object) -> None:
         )
 
 
-def _refuse_unknown(given: Iterable[object], known: Collection[str], where: str = "") -> None:
+def refuse_unknown(given: Iterable[object], known: Collection[str], where: str = "") -> None:
+    """Raises InvalidRequest for the first name that is not known, with the one that was meant."""
     for name in given:
         if name not in known:
             shown = str(name)[:_MOST_SHOWN]
@@ -162,11 +164,11 @@ def _key_of(item: FeedbackItem) -> TargetKey | None:
 
 
 def _check_sizes(item: FeedbackItem) -> None:
-    if not 0 <= item.choice <= _MAX_CHOICE:
-        raise field_error("choice", f"must lie in [0, {_MAX_CHOICE}], not {item.choice}")
+    if not 0 <= item.choice <= MAX_CHOICE:
+        raise field_error("choice", f"must lie in [0, {MAX_CHOICE}], not {item.choice}")
     for name, text, longest in (
-        ("id", item.id, _MAX_ID),
-        ("submitter.id", item.submitter.id, _MAX_ID),
+        ("id", item.id, MAX_ID),
+        ("submitter.id", item.submitter.id, MAX_ID),
         ("session_id", item.session_id, MAX_KEY),
         ("join_key", item.join_key, MAX_KEY),
     ):

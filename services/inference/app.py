@@ -42,6 +42,7 @@ from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import SessionUrls, add_session_routes
 from services.inference.sessions.turns import Turns
+from services.inference.stored.attribution import add_attribution_route
 from services.inference.stored.routes import add_stored_routes
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
@@ -116,6 +117,7 @@ def create_app(
     add_tokenize_route(service, planner, limit)
     add_responses_routes(service, responder, ResponseStore(links.sessions, settings.session_seconds))
     add_stored_routes(service, database, policy, limit)
+    add_attribution_route(service, database, limit)
     add_session_routes(service, database, planner.tasks, limit, settings.session_seconds)
     hot_load = HotLoad(
         policy=policy,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adversary.attacks import files, floods, judge, sandbox, silence, verifiers, weights
+from tests.adversary.attacks import files, floods, judge, receipts, sandbox, silence, verifiers, weights
 from tests.adversary.attacks.attack import Attack
 
 pytestmark = pytest.mark.slow
 MEETING = [attack for attack in sandbox.attacks() if not attack.name.startswith("leave ")]
-AREAS = (files, floods, judge, silence, verifiers, weights)
+AREAS = (files, floods, judge, receipts, silence, verifiers, weights)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,10 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+from sqlalchemy import select
 
+from contracts.tables import received_signal
+from runtime.settings import load_settings
 from tests.clients.harnesses import installed_version
 from tests.clients.policy_digest import POLICY
 from tests.clients.server import MODEL, REQUESTS_PER_MINUTE, ROOT, Millrace, alone, started
@@ -60,6 +63,9 @@ CLIENTS = (
     Client("instructor", "instructor", "instructor_sdk.py", "instructor"),
     Client("litellm (SDK)", "litellm", "litellm_sdk.py", "litellm"),
     Client("litellm (proxy)", "litellm", "openai_sdk.py", "litellm", (("MILLRACE_THROUGH_PROXY", "1"),)),
+    Client("Langfuse (Python)", "langfuse", "langfuse_sdk.py", "langfuse"),
+    Client("Langfuse (Python), batches of events", "langfuse-4", "langfuse_sdk.py", "langfuse"),
+    Client("OpenTelemetry (Python): OTLP over HTTP", "langfuse", "opentelemetry_sdk.py", "opentelemetry-sdk"),
 )  # fmt: skip
 
 
@@ -91,6 +97,14 @@ def test_every_feature_works_or_is_refused_by_name(
     assert len(results) >= 8
     bad = [result for result in results if not is_answer(result)]
     assert not bad, "\n".join(f"{result.feature}: {result.result}\n{result.message}" for result in bad)
+
+
+def test_scores_and_evaluations_became_signals(server: Millrace, seen: dict[str, list[Result]]) -> None:
+    with load_settings(server.home).snapshot() as connection:
+        ids = connection.execute(select(received_signal.c.id)).scalars().all()
+    for name, origin in (("Langfuse", "langfuse-"), ("OpenTelemetry", "otel-")):
+        if any(client.startswith(name) for client in seen):
+            assert sum(one.startswith(origin) for one in ids) >= 6, name
 
 
 def test_the_page_says_what_was_seen(server: Millrace, seen: dict[str, list[Result]]) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from commands.imports.repository import Links
-from commands.imports.rows import ImportedRow, ImportedScore, Refused, as_text
+from commands.imports.rows import ImportedRow
+from contracts.tasks.scores import OtherScore, Refused, as_text
 
 
 def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:
@@ -38,6 +39,6 @@ def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:
         user=as_text(content.get("user")),
         session=as_text(content.get("session")),
         store=store if isinstance(store, bool) else None,
-        scores=tuple(ImportedScore(name=str(name), value=value) for name, value in signals.items()),
+        scores=tuple(OtherScore(name=str(name), value=value) for name, value in signals.items()),
         edit=edit,
     )

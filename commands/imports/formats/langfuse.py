@@ -6,22 +6,19 @@ answer. A score of type CORRECTION is an edit. Put `observations` and `scores` o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from commands.imports.repository import ExportLink, Links
-from commands.imports.rows import ImportedRow, ImportedScore, Refused, as_text, decoded, first
-
-_HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
-_SOURCES = {"EVAL": "judge", "ANNOTATION": "operator"}
+from commands.imports.rows import ImportedRow, decoded
+from contracts.tasks.scores import Refused, as_text, first, of_langfuse, snake
 
 
 def links(content: dict[str, Any]) -> Iterator[ExportLink]:
     """Scores, the names of answers, and the users of traces."""
-    it = _snake(content)
+    it = snake(content)
     trace = as_text(it.get("trace_id"))
     if _is_score(it):
         yield ExportLink(
@@ -39,13 +36,13 @@ def links(content: dict[str, Any]) -> Iterator[ExportLink]:
 
 def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:
     """See `Format.rows`."""
-    it = _snake(content)
+    it = snake(content)
     if _is_score(it):
         return
     if _is_generation(it):
         yield _of_observation(it, links)
     elif "trace_id" not in it and it.get("id"):
-        for part in map(_snake, _list(it, "observations")):
+        for part in map(snake, _list(it, "observations")):
             if _is_generation({"trace_id": it["id"], **part}):
                 yield _of_observation({"trace_id": it["id"], **part}, links)
         if not links.find("answer", str(it["id"])):
@@ -88,24 +85,7 @@ def _row(it: dict[str, Any], at: Any, scores: list[bytes], user: Any, session: A
         prompt_tokens=usage.get("input"),
         completion_tokens=usage.get("output"),
         cost=first(it, "calculated_total_cost", "total_cost"),
-        scores=tuple(_score(msgspec.json.decode(score)) for score in scores),
-    )
-
-
-def _score(it: dict[str, Any]) -> ImportedScore:
-    kind = str(it.get("data_type"))
-    value = it.get("value")
-    if kind in {"CATEGORICAL", "TEXT", "CORRECTION"}:
-        value = first(it, "long_string_value", "string_value", "value")
-    return ImportedScore(
-        name=str(it["name"]),
-        value=value,
-        at=first(it, "timestamp", "created_at"),
-        id=str(it.get("id") or ""),
-        author=as_text(it.get("author_user_id")) or "",
-        kind=_SOURCES.get(str(it.get("source")), "user"),  # type: ignore[arg-type] # the values of the table
-        comment=as_text(it.get("comment")),
-        is_edit=kind == "CORRECTION",
+        scores=tuple(of_langfuse(msgspec.json.decode(score)) for score in scores),
     )
 
 
@@ -120,7 +100,3 @@ def _is_generation(it: dict[str, Any]) -> bool:
 def _list(it: dict[str, Any], name: str) -> list[dict[str, Any]]:
     given = it.get(name)
     return [part for part in given if isinstance(part, dict)] if isinstance(given, list) else []
-
-
-def _snake(it: dict[str, Any]) -> dict[str, Any]:
-    return {_HUMP.sub(r"_\1", name).lower(): value for name, value in it.items()}

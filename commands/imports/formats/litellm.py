@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from commands.imports.repository import Links
-from commands.imports.rows import ImportedRow, Refused, as_text, decoded, first
+from commands.imports.rows import ImportedRow, decoded
+from contracts.tasks.scores import Refused, as_text, first
 
 
 def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:

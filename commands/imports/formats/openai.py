@@ -13,7 +13,8 @@ import msgspec
 
 from commands.imports.formats import jsonl
 from commands.imports.repository import ExportLink, Links
-from commands.imports.rows import ImportedRow, Refused, as_text
+from commands.imports.rows import ImportedRow
+from contracts.tasks.scores import Refused, as_text
 
 
 def links(content: dict[str, Any]) -> Iterator[ExportLink]:

@@ -12,17 +12,18 @@ from typing import Any
 import msgspec
 
 from commands.imports.repository import ExportLink, Links
-from commands.imports.rows import ImportedRow, ImportedScore, Refused, as_text, decoded, first
+from commands.imports.rows import ImportedRow, decoded
+from contracts.tasks.scores import EVALUATION, OtherScore, Refused, as_text, attributes, first, inside, of_evaluation
 
-_EVALUATION, _DETAILS = "gen_ai.evaluation.result", "gen_ai.client.inference.operation.details"
+_DETAILS = "gen_ai.client.inference.operation.details"
 _TEXT_PARTS = {"text": "content", "reasoning": "content"}
 
 
 def links(content: dict[str, Any]) -> Iterator[ExportLink]:
     """Evaluations that are log records."""
-    for record in _inside(content, "resourceLogs", "scopeLogs", "logRecords"):
-        given = _attributes(record)
-        if _EVALUATION in {record.get("eventName"), given.get("event.name")}:
+    for record in inside(content, "resourceLogs", "scopeLogs", "logRecords"):
+        given = attributes(record)
+        if EVALUATION in {record.get("eventName"), given.get("event.name")}:
             key = given.get("gen_ai.response.id") or record.get("spanId") or ""
             named = {**given, "at": first(record, "timeUnixNano", "observedTimeUnixNano")}
             yield ExportLink("score", str(key), msgspec.json.encode(named))
@@ -32,22 +33,23 @@ def rows(content: dict[str, Any], links: Links) -> Iterator[ImportedRow]:
     """See `Format.rows`."""
     if not content.keys() & {"resourceSpans", "resourceLogs"}:
         raise Refused("unknown_row")
-    for span in _inside(content, "resourceSpans", "scopeSpans", "spans"):
-        given, scores = _attributes(span), list[ImportedScore]()
+    for span in inside(content, "resourceSpans", "scopeSpans", "spans"):
+        given, scores = attributes(span), list[OtherScore]()
         for event in span.get("events") or ():
-            found = _attributes(event)
+            found = attributes(event)
             if event.get("name") == _DETAILS:
                 given |= found
-            elif event.get("name") == _EVALUATION:
-                scores.append(_score(found | {"at": event.get("timeUnixNano")}))
+            elif event.get("name") == EVALUATION:
+                scores.append(of_evaluation(found, event.get("timeUnixNano")))
         if "gen_ai.output.messages" not in given:
             continue  # a span of something else, or without content
         keys = {str(span.get("spanId")), str(given.get("gen_ai.response.id") or span.get("spanId"))}
-        scores += [_score(msgspec.json.decode(score)) for key in sorted(keys) for score in links.scores(key)]
+        said = [msgspec.json.decode(score) for key in sorted(keys) for score in links.scores(key)]
+        scores += [of_evaluation(it, it["at"]) for it in said]
         yield _row(span, given, tuple(scores))
 
 
-def _row(span: dict[str, Any], given: dict[str, Any], scores: tuple[ImportedScore, ...]) -> ImportedRow:
+def _row(span: dict[str, Any], given: dict[str, Any], scores: tuple[OtherScore, ...]) -> ImportedRow:
     system = decoded(given.get("gen_ai.system_instructions"))
     said = _messages(decoded(given.get("gen_ai.input.messages")))
     if isinstance(system, list):
@@ -70,14 +72,6 @@ def _row(span: dict[str, Any], given: dict[str, Any], scores: tuple[ImportedScor
         prompt_tokens=given.get("gen_ai.usage.input_tokens"),
         completion_tokens=given.get("gen_ai.usage.output_tokens"),
         scores=scores,
-    )
-
-
-def _score(given: dict[str, Any]) -> ImportedScore:
-    value = first(given, "gen_ai.evaluation.score.value", "gen_ai.evaluation.score.label")
-    name = given.get("gen_ai.evaluation.name")
-    return ImportedScore(
-        name=str(name), value=value, at=given.get("at"), comment=as_text(given.get("gen_ai.evaluation.explanation"))
     )
 
 
@@ -125,34 +119,3 @@ def _parts(parts: list[Any]) -> dict[str, Any]:
 
 def _as_content(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _inside(content: dict[str, Any], *names: str) -> Iterator[dict[str, Any]]:
-    if not names:
-        yield content
-        return
-    for part in content.get(names[0]) or ():
-        if isinstance(part, dict):
-            yield from _inside(part, *names[1:])
-
-
-def _attributes(given: dict[str, Any]) -> dict[str, Any]:
-    listed = given.get("attributes")
-    if isinstance(listed, dict):
-        return dict(listed)
-    pairs = (pair for pair in listed or () if isinstance(pair, dict))
-    return {str(pair.get("key")): _plain(pair.get("value")) for pair in pairs}
-
-
-def _plain(value: Any) -> Any:
-    """The value of OTLP's `AnyValue`."""
-    if not isinstance(value, dict) or len(value) != 1:
-        return None
-    [(kind, content)] = value.items()
-    if kind == "intValue":
-        return int(content)
-    if kind == "arrayValue":
-        return [_plain(item) for item in content.get("values") or ()]
-    if kind == "kvlistValue":
-        return {str(pair.get("key")): _plain(pair.get("value")) for pair in content.get("values") or ()}
-    return content

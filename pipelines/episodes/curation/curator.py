@@ -8,9 +8,11 @@ replica knows only the partitions that it reads.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import eq
 from typing import NamedTuple, TypeVar
 
 from rensa import RMinHash
@@ -26,7 +28,7 @@ from runtime.metrics import CURATED
 _MAX_DECISIONS = 200_000
 _NUM_PERMUTATIONS = 128
 _NUM_BANDS = 16
-_ROWS = _NUM_PERMUTATIONS // _NUM_BANDS
+_BAND_BYTES = 4 * _NUM_PERMUTATIONS // _NUM_BANDS
 _SHINGLE = 5
 _SEED = 20
 _MAX_HASHED_CHARACTERS = 20_000
@@ -34,7 +36,8 @@ _MAX_REMEMBERED = 100_000
 _MIN_FOR_A_SHARE = 100
 """Shares of fewer prompts are too noisy to refuse anything."""
 
-Digest = tuple[int, ...]
+Digest = bytes
+"""128 numbers of 32 bits: as Python's numbers they would take ten times the memory."""
 Name = TypeVar("Name", str, bytes)
 
 
@@ -59,7 +62,40 @@ def digest_of(text: str) -> Digest:
     folded = " ".join(text[:_MAX_HASHED_CHARACTERS].lower().split())
     sketch = RMinHash(num_perm=_NUM_PERMUTATIONS, seed=_SEED)
     sketch.update([folded[start : start + _SHINGLE] for start in range(max(1, len(folded) - _SHINGLE + 1))])
-    return tuple(sketch.digest())
+    return array("I", sketch.digest()).tobytes()
+
+
+class DigestIndex:
+    """Digests that can be looked up by what is similar to them. `similarity`: see `CurationRule.similarity`."""
+
+    def __init__(self, similarity: float) -> None:
+        self._num_places = similarity * _NUM_PERMUTATIONS
+        self._bands: dict[bytes, list[Digest]] = {}
+
+    def __len__(self) -> int:
+        return len(self._bands)
+
+    def similar(self, digest: Digest) -> list[Digest]:
+        """The similar ones, oldest first where they share a band."""
+        # A shared band only makes a candidate: its eight places may agree by chance.
+        near = [other for band in _bands_of(digest) for other in self._bands.get(band, ())]
+        distinct = {id(other): other for other in near}.values()
+        own = memoryview(digest).cast("I")
+        return [one for one in distinct if sum(map(eq, own, memoryview(one).cast("I"))) >= self._num_places]
+
+    def add(self, digest: Digest) -> None:
+        """Keep a digest."""
+        for band in _bands_of(digest):
+            self._bands.setdefault(band, []).append(digest)
+
+    def remove(self, digest: Digest) -> None:
+        """Forget this very object."""
+        for band in _bands_of(digest):
+            others = [other for other in self._bands[band] if other is not digest]
+            if others:
+                self._bands[band] = others
+            else:
+                del self._bands[band]
 
 
 @dataclass
@@ -72,7 +108,9 @@ class PromptWindow:
     _topics: Counter[str] = field(default_factory=Counter)
     _languages: Counter[str] = field(default_factory=Counter)
     _users: Counter[str] = field(default_factory=Counter)
-    _bands: dict[tuple[int, Digest], list[Digest]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._digests = DigestIndex(self.rule.similarity)
 
     def admit(self, prompt: PromptFeatures) -> str | None:
         """Remember a prompt, or return why it is refused."""
@@ -81,15 +119,14 @@ class PromptWindow:
         if reason is None:
             self._count(prompt, 1)
             self._kept.append(prompt)
-            for band in _bands_of(prompt.digest):
-                self._bands.setdefault(band, []).append(prompt.digest)
+            self._digests.add(prompt.digest)
         return reason
 
     def _refusal(self, prompt: PromptFeatures) -> str | None:
         rule, num = self.rule, len(self._kept)
         if rule.duplicates is not None and self._texts[prompt.text_hash] >= rule.duplicates:
             return "duplicate"
-        if rule.near_duplicates is not None and self._num_similar(prompt.digest) >= rule.near_duplicates:
+        if rule.near_duplicates is not None and len(self._digests.similar(prompt.digest)) >= rule.near_duplicates:
             return "near_duplicate"
         if rule.max_per_user is not None and self._users[prompt.user] >= rule.max_per_user:
             return "user_quota"
@@ -99,23 +136,11 @@ class PromptWindow:
             return "language_quota"
         return None
 
-    def _num_similar(self, digest: Digest) -> int:
-        # A shared band only makes a candidate: its eight places may agree by chance.
-        near = [other for band in _bands_of(digest) for other in self._bands.get(band, ())]
-        distinct = {id(other): other for other in near}.values()
-        agreeing = (sum(a == b for a, b in zip(digest, other, strict=True)) for other in distinct)
-        return sum(num >= self.rule.similarity * _NUM_PERMUTATIONS for num in agreeing)
-
     def _forget(self, before: float) -> None:
         while self._kept and (self._kept[0].at < before or len(self._kept) > _MAX_REMEMBERED):
             old = self._kept.popleft()
             self._count(old, -1)
-            for band in _bands_of(old.digest):
-                others = [digest for digest in self._bands[band] if digest is not old.digest]
-                if others:
-                    self._bands[band] = others
-                else:
-                    del self._bands[band]
+            self._digests.remove(old.digest)
 
     def _count(self, prompt: PromptFeatures, sign: int) -> None:
         _add(self._texts, prompt.text_hash, sign)
@@ -130,8 +155,10 @@ def _add(counter: Counter[Name], name: Name, sign: int) -> None:
         del counter[name]
 
 
-def _bands_of(digest: Digest) -> list[tuple[int, Digest]]:
-    return [(place, digest[place : place + _ROWS]) for place in range(0, len(digest), _ROWS)]
+def _bands_of(digest: Digest) -> list[bytes]:
+    """Each with its number."""
+    places = range(0, len(digest), _BAND_BYTES)
+    return [bytes([place // _BAND_BYTES]) + digest[place : place + _BAND_BYTES] for place in places]
 
 
 class CheckedPrompt(NamedTuple):
@@ -168,7 +195,7 @@ class Curator:
         features = PromptFeatures(
             at=record.created_at,
             text_hash=hash_of(text) if rule.duplicates else b"",
-            digest=digest_of(text) if rule.near_duplicates else (),
+            digest=digest_of(text) if rule.near_duplicates else b"",
             topic=self._clusters[record.task].of(text),
             language=language,
             # With the tenant: another tenant's user of the same name must not use up this user's quota.

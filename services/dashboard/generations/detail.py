@@ -16,10 +16,10 @@ from huggingface_hub import hf_hub_download
 from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRecord
+from contracts.ledger import AnswerRecord
 from contracts.records import Signal, decode_shape
 from contracts.sampling import Span
 from services.dashboard.formatting import figure, version
-from services.dashboard.generations.queries import AnswerRecord
 
 EDITED = 200
 MAX_TOKENS = 4000
@@ -205,7 +205,8 @@ def _score(row: Any) -> Event:
 
 def _outcome(row: Any) -> Event:
     learned = f"first in {version(row.version)}" if row.version is not None else ""
-    notes = [learned, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"written by {row.writer}"]
+    void = "" if row.is_valid else "taken back with its epoch"
+    notes = [learned, void, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"written by {row.writer}"]
     return Event(at=row.at, kind="outcome", title="outcome", state=row.state, note=" · ".join(filter(None, notes)))
 
 

@@ -1,4 +1,4 @@
-"""Pages of answers, newest first; and one answer with its signals, scores and outcomes.
+"""Pages of answers, newest first.
 
 A page walks down the index of times until it is full, and at most to the time of the `MAX_LOOKED`th row: the cost of a search does not
 grow with the table. The next page continues where this one stopped.
@@ -13,21 +13,18 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, func, select, tuple_
 
 from contracts.errors import InvalidRecord
 from contracts.ids import first_id_at, sample_key
-from contracts.ledger import effective_state
+from contracts.ledger import MAX_SIGNALS, effective_state
 from contracts.records import Generation, GenerationBody, decode_shape
-from contracts.tables import generation, outcome, score, signal
+from contracts.tables import generation, score, signal
 
 PAGE = 40
 MAX_LOOKED = 20_000
 MAX_READ = 2_000
 """Bodies that a search for text opens for one page."""
-MAX_SIGNALS = 200
-MAX_SCORES = 50
-MAX_OUTCOMES = 100
 
 _ORDER = (generation.c.created_at, generation.c.completion_id, generation.c.choice)
 _STATE = effective_state()
@@ -78,21 +75,6 @@ class Page(NamedTuple):
     num_looked: int | None = None
 
 
-class AnswerRecord(NamedTuple):
-    """One answer and its history. `record` None: `problem` is the reason why it cannot be read."""
-
-    head: Any
-    record: Generation | None
-    problem: str
-    choices: list[int]
-    signals: list[Row[Any]]
-    """id, tenant, name, submitter, at, received_at, state, reason, revision, record; oldest first."""
-    scores: list[Row[Any]]
-    """revision, reward, status, fault, components, at; by revision."""
-    outcomes: list[Row[Any]]
-    """revision, epoch, state, reason, version, writer, at; oldest first."""
-
-
 def find_page(connection: Connection, search: Search, after: Cursor | None = None, most: int | None = None) -> Page:
     """The newest answers that match, older than `after`, among the next `most` answers."""
     most = most or (MAX_READ if search.text else MAX_LOOKED)
@@ -121,34 +103,6 @@ def find_page(connection: Connection, search: Search, after: Cursor | None = Non
         return Page(hits, Cursor(edge, *_LOWEST), most)
     counted = select(func.count()).select_from(generation).where(*looked)
     return Page(hits, None, connection.execute(counted).scalar_one() if search.text else None)
-
-
-def find_answer(connection: Connection, completion_id: str, choice: int) -> AnswerRecord | None:
-    """One answer, or None."""
-    here = (generation.c.completion_id == completion_id, generation.c.choice == choice)
-    columns = (*_HEAD, *generation.c["joined_at", "closes_at", "revision", "record", "superseded_by"])
-    head = connection.execute(select(*columns, _STATE.label("state")).where(*here)).one_or_none()
-    if head is None:
-        return None
-    record: Generation | None = None
-    problem = ""
-    try:
-        record = decode_shape(Generation, head.record)
-    except InvalidRecord as error:
-        problem = error.message
-    key = sample_key(completion_id, choice)
-    siblings = select(generation.c.choice).where(generation.c.completion_id == completion_id)
-    choices = list(connection.execute(siblings.order_by(generation.c.choice)).scalars())
-    said = signal.c["id", "tenant", "name", "submitter", "at", "received_at", "state", "reason", "revision", "record"]
-    about = select(*said).where(signal.c.completion_id == completion_id, signal.c.choice == choice)
-    earned = select(*score.c["revision", "reward", "status", "fault", "components", "at"]).where(score.c.key == key)
-    became = select(*outcome.c["revision", "epoch", "state", "reason", "version", "writer", "at"])
-    histories: tuple[Select[Any], ...] = (
-        about.order_by(signal.c.received_at, signal.c.id).limit(MAX_SIGNALS),
-        earned.order_by(score.c.revision).limit(MAX_SCORES),
-        became.where(outcome.c.key == key).order_by(*outcome.c["at", "epoch", "revision"]).limit(MAX_OUTCOMES),
-    )
-    return AnswerRecord(head, record, problem, choices, *(list(connection.execute(rows)) for rows in histories))
 
 
 def _hits(connection: Connection, heads: list[Row[Any]], text: str) -> Iterator[SearchHit]:

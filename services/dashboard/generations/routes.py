@@ -12,11 +12,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from contracts.errors import InvalidValue, NotFound
-from contracts.ledger import GENERATION_STATES
+from contracts.ledger import GENERATION_STATES, find_answer
 from contracts.record_checks import MAX_ID, MAX_INT32, is_completion_id
 from contracts.records import unpack_floats, unpack_ids
 from services.dashboard.generations import detail
-from services.dashboard.generations.queries import Cursor, Search, find_answer, find_page
+from services.dashboard.generations.queries import Cursor, Search, find_page
 from services.dashboard.signin.access import OperatorReader
 from services.dashboard.signin.pages import PageRoute, render
 

@@ -15,6 +15,7 @@ import zstandard
 from sqlalchemy import Connection, select
 
 from contracts.errors import InvalidRecord, InvalidRequest
+from contracts.ledger import AnswerRecord, find_answer
 from contracts.records import Generation, GenerationBody, decode_shape
 from contracts.tables import generation
 
@@ -92,6 +93,14 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
 def find_choices(connection: Connection, tenant: str, completion_id: str) -> list[StoredChoice]:
     """The choices of one completion of a tenant; empty if there is no such completion."""
     return next(iter(_opened(connection, tenant, [completion_id])), [])
+
+
+def find_histories(connection: Connection, tenant: str, completion_id: str) -> list[AnswerRecord]:
+    """What became of each choice of one completion of a tenant; empty if there is no such completion."""
+    table = generation.c
+    its = (table.completion_id == completion_id, table.tenant == tenant, table.state != _ERASED)
+    choices = connection.execute(select(table.choice).where(*its).order_by(table.choice)).scalars().all()
+    return [answer for choice in choices if (answer := find_answer(connection, completion_id, choice)) is not None]
 
 
 def _window(connection: Connection, search: StoredSearch, after: str | None) -> Sequence[Any]:

@@ -44,8 +44,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
             # A text that is not an id is in no table, and the database may refuse it in a query.
             found = find_choices(connection, tenant, completion_id) if is_completion_id(completion_id) else []
         if not found:
-            why = "it may not have arrived yet, its request may have had store=false, or its day was deleted"
-            raise NotFound(f"there is no completion {completion_id[:_SHOWN]!r} here; {why}", param="completion_id")
+            raise unknown_completion(completion_id)
         return found
 
     def found_page(search: StoredSearch) -> dict[str, Any]:
@@ -114,6 +113,12 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
             "requests with store=false are never kept"
         )
         raise await refused(caller, completion_id, why, "completion_id")
+
+
+def unknown_completion(completion_id: str) -> NotFound:
+    """The refusal of an id that is no completion of the caller's tenant."""
+    why = "it may not have arrived yet, its request may have had store=false, or its day was deleted"
+    return NotFound(f"there is no completion {completion_id[:_SHOWN]!r} here; {why}", param="completion_id")
 
 
 def _after(text: str | None) -> str | None:

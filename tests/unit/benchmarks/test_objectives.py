@@ -12,7 +12,6 @@ import torch
 
 from benchmarks.objectives import plan
 from benchmarks.objectives.__main__ import bench, read
-from benchmarks.objectives.correcting import edits_of, kept_shares, text_loss
 from benchmarks.objectives.model import TinyPolicy, TinyShape
 from benchmarks.objectives.plan import (
     CANDIDATES,
@@ -33,7 +32,6 @@ from benchmarks.objectives.plan import (
 from benchmarks.objectives.table import summary, table
 from benchmarks.objectives.tasks import TASKS
 from benchmarks.objectives.work import QUICK_POOL
-from pipelines.training.text.samples import KEPT
 
 TASK = ["sort"]
 HARD = PlanPlace(64, 80, 10)
@@ -124,22 +122,6 @@ def test_sampling_with_a_cache_gives_the_log_probs_of_scoring() -> None:
     torch.testing.assert_close(answers.log_probs_BA, torch.where(answers.mask_BA, scores.log_probs_BT, 0.0))
     ends = (answers.ids_BA == 1).float().argmax(1)
     assert all(mask[: end + 1].all() for mask, end in zip(answers.mask_BA, ends, strict=True))
-
-
-def test_users_who_correct_an_answer_keep_a_share_of_it_and_teach_the_rest() -> None:
-    torch.manual_seed(0)
-    policy = TinyPolicy(TinyShape(vocabulary=9, prompt=3, answer=4, width=16))
-    prompts, right = torch.tensor([[2, 3, 4], [5, 6, 7]]), torch.tensor([[2, 3, 4, 1], [8, 1, 0, 0]])
-    answers = torch.tensor([[2, 7, 4, 1], [8, 1, 0, 0]])
-    assert kept_shares(answers, right).tolist() == [0.75, 1.0]
-    edits = edits_of(prompts, answers, right, rl=1.0, ce=1.0, pair=0.5)
-    assert [(item.kind, item.key, item.weight) for item in edits] == [("target", "0", 1.0), ("pair", "0", 0.5)]
-    alone = edits_of(prompts, answers, right, rl=0.0, ce=1.0, pair=0.0)
-    assert [(item.key, item.token_weights[-1]) for item in alone] == [("0", KEPT), ("1", KEPT)]
-    before = policy.score(prompts, right).log_probs_BT[0].sum()
-    torch.autograd.backward(text_loss(policy, policy, edits))
-    torch.optim.SGD(policy.parameters(), lr=0.01).step()
-    assert policy.score(prompts, right).log_probs_BT[0].sum() > before
 
 
 @pytest.mark.slow  # importing reasoning-gym takes seconds

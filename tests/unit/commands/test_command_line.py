@@ -13,6 +13,7 @@ import pytest
 from commands.home import prepare_home
 from commands.sections import sections_finding
 from commands.supervisor import WRONG_SETTINGS
+from contracts.assignments import LIVE, PROVIDER, read
 from contracts.errors import InvalidSettings, MillraceError
 from engines.vllm.settings import VllmSettings
 from pipelines.training.settings import AdapterSettings, TrainingSettings
@@ -96,7 +97,7 @@ def test_settings_are_for_their_owner_only(settings: Settings) -> None:
 
 def test_a_home_keeps_redis_and_the_limits_that_were_written_into_its_file(settings: Settings) -> None:
     told = {"redis": "redis://127.0.0.1:1/0", "requests_per_minute": 600, "signals_per_minute": 1200}
-    told |= {"kafka_session_seconds": 30.0}
+    told |= {"kafka_session_seconds": 30.0, "feedback_origins": ("https://app.example", "http://127.0.0.1:5173")}
     prepare_home(settings.model_copy(update=told), {})
     again = prepare_home(settings, {}).settings
     assert {name: getattr(again, name) for name in told} == told
@@ -176,21 +177,43 @@ def test_a_home_in_front_of_a_provider_has_no_version_and_says_so(settings: Sett
 
 def test_a_home_with_a_policy_takes_no_provider_in_its_place(settings: Settings) -> None:
     prepare_home(settings, {})
-    with pytest.raises(InvalidSettings, match="a policy of its own: choose another --home"):
+    with pytest.raises(InvalidSettings, match=r"a policy of its own, .*: give it with --policy"):
         prepare_home(settings.model_copy(update={"base": ""}), {})
 
 
-PROVIDER = ["--provider-model", "big", "--task", str(PRODUCT / "task.toml"), "--provider"]
+def test_a_provider_stands_in_front_of_a_policy_that_comes_later(settings: Settings) -> None:
+    prepare_home(
+        settings.model_copy(update={"base": ""}), {"provider": ProviderSettings(url="http://a/v1", model="big")}
+    )
+    home = ["--home", str(settings.home)]
+    assert "no provider stands in front" in millrace("policy", "provider", "1", *home).stderr
+    for _ in range(2):
+        prepare_home(settings, {})
+        with settings.snapshot() as connection:
+            arms = read(connection, settings.policy)
+        assert {name: (arm.version, arm.share) for name, arm in arms.items()} == {
+            LIVE: (0, 1.0),
+            PROVIDER: (None, 1.0),
+        }
+    assert "from 0 to 1, not 1.5" in millrace("policy", "provider", "1.5", *home).stderr
+    assert "0.0% of the users" in millrace("policy", "provider", "0", *home, "--reason", "over").stdout
+    assert "own versions" in millrace("policy", "train", *home).stdout
+
+
+FRONT = ["--provider-model", "big", "--task", str(PRODUCT / "task.toml"), "--provider"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--task", str(PRODUCT / "task.toml")], "give --policy FOLDER, or --provider"),
-        ([*PROVIDER, "openai", "--adapter", "8"], "a provider has no engine and no trainer"),
-        ([*PROVIDER, "openai", *UP[:2]], "give --policy FOLDER, or --provider"),
-        ([*PROVIDER, "openai"], "OPENAI_API_KEY is not set"),
-        ([*PROVIDER, "example.com/v1"], "--provider url"),
+        ([*FRONT, "openai", "--adapter", "8"], "a provider has no engine and no trainer"),
+        ([*FRONT, "openai", "--policy", "p"], "OPENAI_API_KEY is not set"),
+        ([*FRONT[2:], "openai", "--policy", "p"], "go together"),
+        ([*FRONT[:-1], "--policy", "p"], "go together"),
+        ([*FRONT, "openai"], "OPENAI_API_KEY is not set"),
+        ([*FRONT, "example.com/v1"], "--provider url"),
+        ([*FRONT, "http://a/v1", "--input-price", "-1"], "--provider input_price"),
     ],
 )
 def test_a_mistake_about_a_provider_is_said_in_one_line(

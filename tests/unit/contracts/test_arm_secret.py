@@ -1,4 +1,4 @@
-"""The secret of the draw: each home has its own, it lasts, and one module alone reads it."""
+"""The secret of the draw: each home has its own, it lasts, and one module alone reads it. So it is with that of receipts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contracts.errors import InvalidSettings
 from contracts.tables import home_secret
 from runtime import schema
 from runtime.database import Database
+from services.feedback.repository import read_receipt_secret
 
 ROOT = Path(__file__).parents[3]
 
@@ -23,6 +24,7 @@ def test_each_home_has_a_secret_of_its_own_that_lasts(tmp_path: Path) -> None:
         with opened.transaction() as connection:
             schema.upgrade(connection)
             found.append(read_arm_secret(connection))
+            assert read_receipt_secret(connection) != found[-1]
         with opened.transaction() as connection:
             schema.upgrade(connection)
             assert read_arm_secret(connection) == found[-1]
@@ -47,7 +49,7 @@ def test_no_other_module_reads_the_table_so_that_nothing_shows_it() -> None:
         if "home_secret" in path.read_text()
     }
     tables = {"contracts/tables/__init__.py", "contracts/tables/serving.py"}
-    assert named == {"contracts/arms.py", *tables}
+    assert named == {"contracts/arms.py", "services/feedback/repository.py", *tables}
     readers = {
         str(path.relative_to(ROOT))
         for folder in folders

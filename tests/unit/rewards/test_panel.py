@@ -125,6 +125,16 @@ def test_another_judge_that_watches_sees_everything_beside_the_audit(pool: Threa
     assert (auditor.answers, watch.answers) == (DRAWN, ANSWERS)
 
 
+def test_imported_answers_are_shown_only_to_those_that_want_them(pool: ThreadPoolExecutor) -> None:
+    costly, free = Asked("costly"), Asked("free")
+    costly.grader = costly.grader._replace(is_for_imported=False)
+    answers = [GOOD[0], GOOD[1]._replace(is_imported=True)]
+    free.check = costly.check = lambda answer: Check(float(answer.is_imported))  # type: ignore[method-assign]
+    rows = Panel(a_task(), [costly.grader, free.grader]).grade(answers, pool)
+    assert (costly.answers, free.answers) == (answers[:1], answers)
+    assert (rows[1][0].value, rows[1][0].status, rows[1][0].reason) == (None, "unlabelled", "imported")
+
+
 def test_who_is_waited_for_works_side_by_side(pool: ThreadPoolExecutor) -> None:
     both = threading.Barrier(2, timeout=10.0)
 

@@ -148,6 +148,12 @@ def test_the_newest_message_counts_and_a_lost_signal_is_ignored(tmp_path: Path) 
     assert "follow_up" not in answer_of(item, BOOKING_TASK).metadata
 
 
+def test_graders_know_what_was_imported() -> None:
+    turn = a_generation()
+    before = msgspec.structs.replace(turn, purpose="imported")
+    assert [answer_of(opened(each), BOOKING_TASK).is_imported for each in (turn, before)] == [False, True]
+
+
 def test_verifiers_see_the_calls_of_a_request_that_offered_tools() -> None:
     plain = a_generation()
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

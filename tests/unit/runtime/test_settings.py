@@ -57,3 +57,13 @@ def test_a_mistake_is_named_and_nothing_is_written_over_it(settings: Settings, w
 def test_a_wrong_option_names_itself() -> None:
     with pytest.raises(InvalidSettings, match=r"\[kitchen\] heat: .* greater than or equal to 0"):
         make_section("[kitchen]", Kitchen, heat=-1)
+
+
+def test_sites_are_a_list_or_one_text_with_commas_and_nothing_but_sites(settings: Settings) -> None:
+    sites = ("https://app.example", "http://127.0.0.1:5173")
+    for given in (",".join(sites), [*sites]):
+        made = make_section("[millrace]", Settings, **settings.model_dump() | {"feedback_origins": given})
+        assert made.feedback_origins == sites
+    for wrong in ("*", "null", "https://app.example/", "app.example", "https://App.example"):
+        with pytest.raises(InvalidSettings, match="feedback_origins"):
+            make_section("[millrace]", Settings, **settings.model_dump() | {"feedback_origins": wrong})

@@ -12,7 +12,8 @@ from commands.imports import repository
 from commands.imports.chat import messages_of, reply_of
 from commands.imports.elements import elements
 from commands.imports.formats import FORMATS
-from commands.imports.rows import ImportedRow, Refused, time_of
+from commands.imports.rows import ImportedRow
+from contracts.tasks.scores import Refused, time_of
 
 SAID = [{"role": "user", "content": "a table for two"}]
 ANSWER = {"role": "assistant", "content": "Booked."}

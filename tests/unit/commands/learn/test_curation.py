@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from commands.learn.curation import curate, is_held_out
+from commands.learn.curation import curate, held_out_prompts
 from commands.learn.people import distrusted
 from commands.learn.selection import Remark
 from contracts.tasks import Task
@@ -82,9 +82,33 @@ def test_a_person_who_says_the_same_again_is_heard_once() -> None:
 
 
 def test_one_in_ten_prompts_is_held_out_with_all_that_is_said_about_it() -> None:
-    prompts = [f"prompt {n}" for n in range(1000)]
-    assert 70 < sum(is_held_out(remark(prompt, "yes")) for prompt in prompts) < 130
-    assert all(is_held_out(remark(p, "yes")) == is_held_out(remark(p, "no", "yes")) for p in prompts)
+    said = [remark(hash_of(str(n)).hex(), "yes") for n in range(1000)]
+    held_out = held_out_prompts(said, {"booking": TASK})
+    assert 70 < len(held_out) < 130
+    assert held_out == held_out_prompts(
+        [*said, *(remark(hash_of(str(n)).hex(), "no") for n in range(0, 1000, 7))], {"booking": TASK}
+    )
+
+
+def test_near_duplicates_are_held_out_together() -> None:
+    pairs = [(text := hash_of(str(n)).hex() * 3, f"{text}!") for n in range(300)]
+    said = [remark(prompt, "yes") for pair in pairs for prompt in pair]
+    held_out = held_out_prompts(said, {"booking": TASK})
+    assert 30 < len(held_out) < 90
+    sides = [
+        (one.prompt in held_out) == (other.prompt in held_out) for one, other in zip(said[::2], said[1::2], strict=True)
+    ]
+    assert sides.count(False) <= 3  # digests are estimates
+    alone = [one.prompt[0] % 10 == 0 for one in said]
+    assert (
+        sum(one != other for one, other in zip(alone[::2], alone[1::2], strict=True)) > 30
+    )  # as the prompts alone would have it
+
+
+def test_prompts_of_one_template_are_divided_one_by_one() -> None:
+    template = "please book a table by the window for the whole family tomorrow evening, and write down the number "
+    said = [remark(f"{template}{n}", "yes") for n in range(500)]
+    assert 25 < len(held_out_prompts(said, {"booking": TASK})) < 80
 
 
 def crowd(num_people: int = 200, each: int = 5) -> list[Remark]:

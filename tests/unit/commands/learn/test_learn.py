@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -68,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_home_learns_from_its_log_and_ships_version_1(home: Path, tmp_path: Path) -> None:
     dry = run_here("learn", "--from-log", "--home", str(home), "--dry-run")
     assert dry.returncode == 0, dry.stderr
-    assert "secret                             1" in dry.stdout
+    assert re.search(r"secret +│ +│ +│ 1 ", dry.stdout)
     assert "nothing was written" in dry.stdout
     settings = load_settings(home)
     store = open_weight_store(settings)

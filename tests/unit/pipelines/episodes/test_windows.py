@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import case, event
 
 from contracts.records import Episode, Submitter
+from contracts.tables import generation
+from pipelines.episodes import repository
 from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import Join, a_task
@@ -180,3 +184,22 @@ def test_sentinels_become_no_episode_for_the_gate_grades_them_itself(database: D
     join = Join(database, a_task({"accepted": ACCEPTED, "kept": SLOW}, **QUARANTINE))
     assert told(join.hear(a_generation(purpose="sentinel"))) == []
     assert join.wait(1e6) == []
+
+
+def test_an_import_takes_the_room_that_live_windows_leave(database: Database) -> None:
+    join = Join(database, a_task({"accepted": ACCEPTED}))
+    imported = [msgspec.structs.replace(a_generation(), purpose="imported") for _ in range(5)]
+    live = [a_generation() for _ in range(2)]
+    assert join.hear(*imported, *live) == []
+    with database.transaction() as connection:
+        changed = generation.update().values(closes_at=case((generation.c.purpose == "user", 900.0), else_=200.0))
+        connection.execute(changed)
+        asked: list[tuple[str, Any]] = []
+        event.listen(connection, "before_cursor_execute", lambda *said: asked.append(said[2:4]))
+        found = repository.due(connection, 1000.0, frozenset(range(16)), 3)
+        plans = [
+            str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all()) for text, values in asked[:2]
+        ]
+    assert {key[0] for key in found[:2]} == {each.completion_id for each in live}
+    assert found[2][0] in {each.completion_id for each in imported}
+    assert ["ix_generation_live_closes_at" in plan for plan in plans] == [True, False]

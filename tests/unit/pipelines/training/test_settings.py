@@ -64,6 +64,14 @@ def test_text_that_is_compared_with_the_base_policy_needs_one(stream: str) -> No
         TrainingSettings(kl_coefficient=0.0, mismatch_samples=0).for_tasks([compares])
 
 
+def test_a_step_is_as_long_as_its_rate_only_where_no_task_learns_by_a_ratio() -> None:
+    rewards = task(0.0, 1.0)
+    text = rewards.model_copy(update={"learning": LearningRule(rl=0.0, ce=1.0)})
+    settings = TrainingSettings(step_bound=1e-7)
+    bounds = [settings.for_tasks(tasks).step_bound for tasks in ([], [rewards], [text, rewards], [text])]
+    assert bounds == [1e-7, 1e-7, 1e-7, math.inf]
+
+
 def test_an_empty_range_is_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidSettings, match=r"between 5 and 2, .*remove reward_low and reward_high"):
         TrainingSettings(reward_low=5.0).for_tasks(TASKS)

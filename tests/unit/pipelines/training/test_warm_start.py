@@ -10,7 +10,7 @@ from contracts.assignments import CANDIDATE, LIVE
 from contracts.errors import Conflict
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.text.samples import TextSample
-from pipelines.training.warm_start import Texts, epochs, loss_of, teach
+from pipelines.training.warm_start import MOST_EPOCHS, Texts, epochs, loss_of, teach
 from tests.unit.pipelines.training.builders import remembering
 from tests.unit.pipelines.training.text.test_golden_trl_text import random_text
 from tests.unit.pipelines.training.world import CrashAt, CrashError, World, a_home, named, states, weights_of
@@ -71,6 +71,15 @@ def test_training_ends_with_the_epoch_after_which_the_held_out_loss_rises(world:
     found = epochs(learner, contrary, loss_of(learner, contrary.held_out))
     assert (found.num_epochs, found.num_steps) == (0, 0)
     assert all(torch.equal(weight, start[name]) for name, weight in learner.trainee.masters()[0].items())
+
+
+@quick
+def test_training_ends_although_the_loss_of_right_answers_falls_by_a_share_for_ever(world: World) -> None:
+    learner = world.make().learner
+    texts = Texts(text(8, seed=1), text(4, seed=2))
+    found = epochs(learner, texts, loss_of(learner, texts.held_out))
+    assert found.num_epochs < MOST_EPOCHS
+    assert found.loss < 0.5
 
 
 @quick

@@ -66,6 +66,11 @@ def test_an_admitted_judge_is_ready_to_run(tmp_path: Path, server: JudgeServer, 
     assert (score.value, score.weight, score.grader) == (1.0, 0.5, second.label)
 
 
+def test_imported_answers_cost_nothing_unless_a_judge_asks_for_them(tmp_path: Path) -> None:
+    task = a_task(tmp_path, more="imported = true\n", figures=FIGURES)
+    assert [grader.is_for_imported for grader in judges_of(task, MemoryStore())] == [False, True]
+
+
 def test_a_judge_that_was_not_admitted_may_only_watch(tmp_path: Path) -> None:
     with pytest.raises(InvalidTask) as refused:
         judges_of(a_task(tmp_path), MemoryStore())

@@ -10,13 +10,14 @@ from sqlalchemy import select, update
 from tokenizers import Tokenizer
 
 from contracts import ledger
+from contracts.ledger import find_answer
 from contracts.sampling import Span
 from contracts.tables import generation
 from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.generations import queries
 from services.dashboard.generations.detail import TokenTexts, cut, excerpt, messages, pieces, shade, story, tokens
-from services.dashboard.generations.queries import PAGE, Cursor, Search, find_answer, find_page
+from services.dashboard.generations.queries import PAGE, Cursor, Search, find_page
 from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed import BASE, EPOCH, HOSTILE_NUMBER, SCRIPT, STARTED, key_of
 
@@ -155,7 +156,8 @@ def test_samples_trained_in_an_undone_epoch_are_shown_as_pending(database: Datab
         whole = find_answer(connection, connection.execute(void).scalars().first() or "", 0)
     assert whole is not None
     assert whole.head.state == "pending"
-    assert whole.outcomes[0].state == "trained"
+    assert (whole.outcomes[0].state, whole.outcomes[0].is_valid) == ("trained", False)
+    assert "taken back" in story(whole)[-1].note
 
 
 def test_a_record_that_cannot_be_read_is_said(small: Settings) -> None:

@@ -3,18 +3,20 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, insert, update
+from sqlalchemy import event, insert, select, update
 
 from contracts import assignments, holds, train_points
-from contracts.assignments import HOLDOUT
+from contracts.assignments import HOLDOUT, PROVIDER
 from contracts.error_budget import BudgetShown
-from contracts.tables import engine_replica, train, train_point
+from contracts.records import Provided, encode
+from contracts.tables import engine_replica, generation, train, train_point
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.live import reader as module
 from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout
-from services.dashboard.rollout.words import budget_sentence, slot_sentences, unit_sentence
+from services.dashboard.rollout.words import budget_sentence, side_sentences, slot_sentences, unit_sentence
+from tests.fakes import a_generation
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.test_routes import sign_in
 from tests.worlds.dashboard.databases import reading, writing
@@ -116,6 +118,29 @@ def test_slots_are_those_of_engines_that_are_there(small: Settings, reader_of: R
     found = rollout_of(small, reader_of, now + 60)
     assert found.slots == []
     assert len(found.slots_say) == 1
+
+
+def test_price_and_latency_stand_beside_quality_where_a_provider_is_in_front(
+    small: Settings, reader_of: ReaderOf
+) -> None:
+    now = time.time()
+    assert side_sentences({}, {}) == []
+    with writing(small) as connection:
+        held = assignments.read(connection, POLICY)
+        assignments.move_held(connection, POLICY, held, PROVIDER, None, writer="ann", reason="r", share=0.9)
+        seen = select(generation.c.completion_id).where(generation.c.policy == POLICY, generation.c.purpose == "user")
+        keys = list(connection.execute(seen.order_by(generation.c.created_at.desc()).limit(20)).scalars())
+        for place, key in enumerate(keys):
+            cost = Provided(origin="openai", cost=0.002)
+            record = a_generation(created_at=now, finished_at=now + 1 + place, provided=cost, spans=())
+            rows = generation.c.completion_id == key
+            connection.execute(update(generation).where(rows).values(arm=PROVIDER, record=encode(record)))
+    lines = rollout_of(small, reader_of, now).slots_say
+    front, provider, own = lines[-3:]
+    assert front == "By the draw 10.0 % of the users get own versions, the others the provider."
+    assert provider.startswith("The provider: 20 of the newest ")
+    assert provider.endswith("an accepted answer; 10 s in the middle, 19 s for the slowest twentieth.")
+    assert own.startswith("Own versions: ")
 
 
 @pytest.mark.parametrize(("until", "held"), [(None, "freeze"), (5.0, "freeze"), (-5.0, "")])

@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 from contracts.errors import Unavailable
 from contracts.event_log import Message
 from contracts.ids import new_completion_id
+from contracts.ledger import rejection_counts, signal_counts
 from contracts.records import Signal, decode
 from contracts.tables import outbox, received_signal, signal_count
 from contracts.topics import SIGNALS
@@ -19,7 +20,11 @@ from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.settings import Settings
 from services.feedback.app import create_app
+from services.feedback.receipts import Receipt, write_receipt
+from services.feedback.repository import read_receipt_secret
 from tests.unit.services.serving import make_home, make_key, serve
+
+APP = "https://app.example"
 
 
 class FullLog(LocalLog):
@@ -73,6 +78,33 @@ class Feedback:
         with self.database.snapshot() as connection:
             rows = connection.execute(select(signal_count.c.state, signal_count.c.count))
             return {row[0]: row[1] for row in rows}
+
+
+class Page(Feedback):
+    """A page whose server has the key."""
+
+    def receipt(self, **wanted: Any) -> str:
+        asked = {"completion_id": self.completion_id, "signals": ["accepted", "edited"]} | wanted
+        answer = self.call("POST", "/receipts", json=asked)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["receipt"])
+
+    def say(self, receipt: str, origin: str | None = APP, **said: Any) -> httpx.Response:
+        """As a browser does: without a key, and as plain text, which asks nobody first."""
+        headers = {"content-type": "text/plain"} | ({} if origin is None else {"origin": origin})
+        item = {"receipt": receipt, "name": "accepted", "value": True} | said
+        return httpx.post(f"{self.url}/v1/feedback", headers=headers, json=item, timeout=10)
+
+    def refusals(self) -> dict[str, int]:
+        with self.database.snapshot() as connection:
+            assert signal_counts(connection).unexplained == 0
+            return rejection_counts(connection)
+
+    def sign(self, expires_at: int) -> str:
+        """A receipt that the server did not check."""
+        with self.database.snapshot() as connection:
+            secret = read_receipt_secret(connection)
+        return write_receipt(Receipt("default", self.completion_id, 0, ("accepted",), expires_at), secret)
 
 
 @pytest.fixture

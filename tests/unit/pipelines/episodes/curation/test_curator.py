@@ -54,7 +54,7 @@ def test_what_is_forgotten_is_forgotten_whole() -> None:
     window = PromptWindow(CurationRule(near_duplicates=1, duplicates=1, max_per_user=5, window_seconds=10))
     for number in range(50):
         assert window.admit(seen(a_text(number), at=100.0 * number)) is None
-    assert (len(window._kept), len(window._bands), len(window._texts), len(window._users)) == (1, 16, 1, 1)
+    assert (len(window._kept), len(window._digests), len(window._texts), len(window._users)) == (1, 16, 1, 1)
 
 
 def test_no_user_and_no_topic_takes_more_than_its_share() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from contracts.arms import Unit, control_fraction, draw_arm, logged_draw
-from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, PROVIDER, Assignment
 from contracts.draws import DrawnVersion, LoggedDraw, hash_of
 from contracts.records import Generation, Score
 from contracts.sampling import Sampling, Span
@@ -100,6 +100,28 @@ def test_controls_are_sampled_by_unit_alone_and_four_times_as_many_as_the_canary
     kept = {name for name in live if found(an_answer(LIVE, 4, unit=name, train=(5, 0.2))) is not None}
     assert worse == controls
     assert controls < kept
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_of_a_provider_as_many_units_are_compared_as_there_would_be_of_live(share: float) -> None:
+    arms = {
+        arm: Assignment("p", arm, version, part, 1)
+        for arm, version, part in ((LIVE, 4, 1.0), (HOLDOUT, 0, 0.1), (CANARY, 5, 0.05), (PROVIDER, None, share))
+    }
+    by_arm: dict[str, list[Any]] = {CANARY: [], PROVIDER: []}
+    for number in range(4_000):
+        name = f"person {number}"
+        drawn = draw_arm(arms, name, SECRET)
+        record = a_generation(
+            arm=drawn.arm,
+            arm_probability=drawn.probability,
+            spans=(),
+            draw=logged_draw(arms, drawn.arm, Unit("user", name)),
+        )
+        by_arm.setdefault(drawn.arm, []).append(found(record))
+    compared = [item for item in by_arm[PROVIDER] if item is not None]
+    assert {(item.version, item.compared_with) for item in compared} == {(-1, 5)}
+    assert len(compared) / len(by_arm[CANARY]) == pytest.approx(4.0, rel=0.25)
 
 
 def test_another_train_compares_other_units() -> None:

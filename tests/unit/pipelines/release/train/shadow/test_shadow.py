@@ -14,7 +14,16 @@ from contracts.draws import hash_of
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import LogRecord
 from contracts.gating import GateAnswer, GateScore, SentinelFile
-from contracts.records import FinishReason, Generation, GenerationBody, encode, pack_body, pack_floats, pack_ids
+from contracts.records import (
+    FinishReason,
+    Generation,
+    GenerationBody,
+    Provided,
+    encode,
+    pack_body,
+    pack_floats,
+    pack_ids,
+)
 from contracts.tables import generation
 from contracts.tasks import Task
 from contracts.topics import GENERATIONS
@@ -224,6 +233,24 @@ def test_both_versions_are_asked_the_same_and_nothing_of_it_is_logged(prompts: D
         "response_format": {"type": "json_object"},
     }
     assert world.seen[0].items[1].options == {"store": False}
+
+
+def test_a_provider_is_compared_by_what_it_answered_and_is_not_asked(database: Database) -> None:
+    provided = Provided(origin="openai", model="big")
+    store(
+        database,
+        *(a_prompt(number, provided=provided, spans=(), arm="provider") for number in range(100)),
+        *(a_prompt(number, provided=provided, spans=(), finish_reason="error") for number in range(100, 110)),
+        *(a_prompt(number) for number in range(200, 300)),
+    )
+    train = a_train(VERSION, 300)
+    train = train._replace(settings={**train.settings, "provider_share": 1.0})
+    for says, refused in ((broken, True), (lambda _version, _number: RIGHT, False)):
+        world = ShadowWorld(database, says)
+        found = world.shadow(train, STOP)
+        assert ({version for version, _ in world.asked}, sum(num for _, num in world.asked)) == ({VERSION}, 100)
+        assert (found.refused, "than the provider on 100 prompts" in found.says) == (refused, True), found.says
+        train = train._replace(id=2)
 
 
 def test_without_prompts_there_is_no_shadow(database: Database) -> None:

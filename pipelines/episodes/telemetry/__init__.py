@@ -1,0 +1,1 @@
+"""Users' answers leave as OpenTelemetry's GenAI spans."""
