@@ -16,7 +16,7 @@ import torch
 from pipelines.training.text.edits import AnswerTokenizer
 from policy.load import load_model
 from policy.weights import copy_tensors
-from services.inference.template.chat_template import load_template
+from runtime.template.chat_template import load_template
 from weights.tensors import Tensors
 
 MOST_TOKENS = 48
