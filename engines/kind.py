@@ -27,7 +27,7 @@ class FollowedSection(Section):
     region: str | None = None
     """Default: the home's."""
     weights: str | None = Field(default=None, pattern=REMOTE)
-    """Where versions are read: `http://HOST:PORT/PREFIX` of the region's `millrace cache`. Default: the home's store."""
+    """Where versions are read: `http://HOST:PORT/PREFIX` of the region's cache. Default: the home's store."""
 
     @model_validator(mode="after")
     def _count_urls(self) -> Self:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from commands.options import DEFAULT_HOME, HomeOption
-from commands.rewards.estimate import task_of
 from contracts.errors import InvalidSettings
+from contracts.tasks.loading import load_tasks
 from rewards.signals.repository import clear_burst, quarantined_paces
 from runtime.settings import load_settings
 
@@ -25,7 +25,10 @@ def run_bursts(
 ) -> None:
     """List the bursts of a task: votes that count for nothing because too many came at once."""
     settings = load_settings(home)
-    task = task_of(settings, name, home)
+    tasks = load_tasks(settings.tasks)
+    if name not in tasks:
+        raise InvalidSettings(f"no task {name!r} in {home}; there are {sorted(tasks)}")
+    task = tasks[name]
     if (rule := task.trust.burst) is None:
         raise InvalidSettings(f"task {name!r} does not detect bursts; add [trust.burst] to {task.where('name')}")
     if clear is not None:

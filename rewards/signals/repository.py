@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select, update
+from sqlalchemy import Connection, Table, select, update
 
 from contracts.tables import behaviour, heard, signal_delay, submitter, vote, vote_pace
 from contracts.tables.statements import add_all, among, delete_free, insert_all_new, update_all
 from rewards.repository import add_behaviour
-from rewards.signals.audit import VersionAudit
 from rewards.signals.bursts import VotePace
 from rewards.signals.people import Agreement, Person
 from rewards.signals.silence import HeardKey, Tally
@@ -19,7 +18,6 @@ from rewards.sums import Sums
 
 FORGOTTEN_AT_ONCE = 2_000
 """Rows deleted per transaction, which also holds locks on sums that all replicas add to."""
-_OF_USERS = "known_"
 _RESPONSES = ("response", "response_asked")
 """Metrics, indexed by `asked`."""
 
@@ -179,37 +177,3 @@ def responses_of(
         of_version = found.setdefault((row.task, row.version), {})
         of_version[_RESPONSES.index(row.metric)] = (row.num, round(row.total))
     return found
-
-
-def add_known(connection: Connection, known: Mapping[tuple[str, int], VersionAudit]) -> None:
-    """Add the audit sums of a batch, by (task, version)."""
-    of_metrics = {
-        (task, version, "", f"{_OF_USERS}{name}"): sums
-        for (task, version), found in known.items()
-        for name, sums in found._asdict().items()
-        if sums.num
-    }
-    add_behaviour(connection, of_metrics)
-
-
-def known_of(connection: Connection, task: str) -> dict[int, VersionAudit]:
-    """The audit sums of each version of a task."""
-    columns, found = behaviour.c, dict[int, VersionAudit]()
-    of_users = [f"{_OF_USERS}{name}" for name in VersionAudit._fields]
-    rows = connection.execute(
-        select(behaviour)
-        .where(columns.task == task, columns.cluster == "", columns.metric.in_(of_users))
-        .order_by(columns.version)
-    )
-    for row in rows:
-        sums = {row.metric.removeprefix(_OF_USERS): Sums(row.num, row.total, row.squares)}
-        found[row.version] = found.get(row.version, VersionAudit())._replace(**sums)
-    return found
-
-
-def mean_of_people(connection: Connection, task: str) -> tuple[float, int]:
-    """The mean over people of their mean rewards, and the number of people. Each counts once, however often they voted."""
-    mean = func.avg(submitter.c.total / submitter.c.num)
-    is_known = (submitter.c.task == task, submitter.c.num > 0, submitter.c.id != "")
-    row = connection.execute(select(mean.label("mean"), func.count().label("num")).where(*is_known)).one()
-    return (float("nan") if row.mean is None else float(row.mean)), row.num

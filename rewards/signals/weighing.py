@@ -9,7 +9,6 @@ may still decide, the weight is the share of such signals that would have arrive
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from sqlalchemy import Connection
 
 from contracts.tasks import Task
 from rewards.signals import delay, repository
-from rewards.signals.audit import VersionAudit, audit_of_sample, together
 from rewards.signals.expectations import Expectations, expects, longest_window
 from rewards.signals.people import clipped
 from rewards.signals.silence import Expected, first_cohort
@@ -74,7 +72,6 @@ class Weighing:
         repository.keep_paces(connection, ballot.paces)
         repository.add_delays(connection, ballot.delays)
         silence.keep(connection)
-        repository.add_known(connection, self._known(items, votes))
         return weights
 
     def forget(self, connection: Connection) -> None:
@@ -90,18 +87,6 @@ class Weighing:
             repository.forget_heard(connection, rule.name, first_cohort(now, longest_window(rule)))
         if repository.forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)])):
             self._forgot_at = now
-
-    def _known(
-        self, items: Sequence[ScoredSample], votes: Sequence[Vote | None]
-    ) -> dict[tuple[str, int], VersionAudit]:
-        values: dict[tuple[str, int], VersionAudit] = defaultdict(VersionAudit)
-        for item, vote in zip(items, votes, strict=True):
-            task, of = self._tasks[item.task], (item.task, item.version)
-            if task.audit is not None and item.revision == 1:
-                low, high = task.reward.low, task.reward.high
-                share = None if item.reward is None else (item.reward - low) / (high - low)
-                values[of] = together([values[of], audit_of_sample(share, item.audited, is_said=vote is not None)])
-        return values
 
     def _weigh(self, ballot: Ballot, silence: Expectations, item: ScoredSample, vote: Vote | None) -> Weight:
         rules = self._rules[item.task]

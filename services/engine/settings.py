@@ -17,7 +17,7 @@ class EngineSettings(Section):
     url: str | None = Field(default=None, pattern=r"^http://[^/:]+:[0-9]+$")
     """Where inference reaches this replica, if not at `engine_host` and its port: `http://10.0.0.7:8401`."""
     weights: str | None = Field(default=None, pattern=REMOTE)
-    """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's `millrace cache`."""
+    """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's cache."""
     slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
     """The arms that this replica holds, of `live`, `candidate`, `learning`, `canary`, `holdout`; each is a copy of the model, or an adapter over
     one copy."""

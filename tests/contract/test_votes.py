@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 from sqlalchemy import select
 
 from contracts.tables import submitter
@@ -20,7 +19,6 @@ from rewards.signals.repository import (
     hold_people,
     keep_paces,
     keep_people,
-    mean_of_people,
     remember,
     remembered,
 )
@@ -56,7 +54,6 @@ def test_people_are_new_or_as_they_were_kept(any_database: Database) -> None:
         keep_people(connection, people)
     with any_database.transaction() as connection:
         assert hold_people(connection, {ann, other}) == {ann: people[ann], other: Person()}
-        assert mean_of_people(connection, "chat") == pytest.approx((0.5, 2))
         assert hold_people(connection, set()) == {}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.regions.engines import (
+from benchmarks.regions.__main__ import (
     check_ledger,
     make_policy,
     measure_cut,

@@ -23,7 +23,7 @@ _FORBIDDEN = {
     ),
     "contracts opens nothing: no client, no server": ("contracts/__init__.py", "httpx"),
     "Floors inside weights": ("weights/files.py", "weights.replica"),
-    "Service folders are independent": ("services/cache/__init__.py", "services.engine"),
+    "Service folders are independent": ("services/feedback/__init__.py", "services.engine"),
     "Engine folders are independent": ("engines/own/__init__.py", "engines.vllm.settings"),
     "Pipeline folders are independent": ("pipelines/release/__init__.py", "pipelines.episodes"),
     "torch stays in policy, engine, training and the plug-in of vLLM": ("rewards/__init__.py", "torch"),

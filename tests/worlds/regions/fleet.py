@@ -2,7 +2,7 @@
 
     near: PostgreSQL, the weight store behind a web server, engine near-1, inference, episodes
       │ one shaped link
-    far:  millrace cache, engines far-1 and far-2
+    far:  nginx as the region's cache (deploy/nginx), engines far-1 and far-2
 
 In: a base policy, a link. Out: running processes. Waits for: the rows of the engines. All of the far region's traffic crosses the link:
 rows and assignments to PostgreSQL, versions to the cache, requests that the endpoint sends there.
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import md5
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,9 +37,8 @@ from runtime.database import Database
 from runtime.days import migrate
 from runtime.engine_key import ENGINE_KEY, authorization
 from runtime.settings import Settings, write_settings
-from services.cache.fetch import Stats
 from services.engine.settings import EngineSettings
-from tests.worlds.paths import EXAMPLE
+from tests.worlds.paths import EXAMPLE, ROOT
 from tests.worlds.regions.net import Link, NetPlace, Network, network
 from tests.worlds.regions.origin import Egress
 from tests.worlds.versions import make_signer, publish_next
@@ -145,7 +145,8 @@ class RegionFleet:
     def arrived_at(self, edge: Manifest) -> float:
         """When the last chunk of a payload lay in the far region's cache, in epoch seconds."""
         # A chunk gets its name when it is whole, which is the last change of its inode.
-        return max((self.folder / "cache" / chunk_path(POLICY, chunk.name)).stat().st_ctime for chunk in edge.chunks)
+        names = [md5(f"/{chunk_path(POLICY, chunk.name)}".encode()).hexdigest() for chunk in edge.chunks]  # noqa: S324 nginx's names
+        return max((self.folder / "cache" / name[-1] / name[-3:-1] / name).stat().st_ctime for name in names)
 
     def swaps(self, version: int, since: float) -> dict[str, dict[str, float]]:
         """By engine: when it began to fetch a version and when it served it, in seconds after `since`."""
@@ -158,10 +159,6 @@ class RegionFleet:
                 }
                 for row in rows
             }
-
-    def cache_stats(self) -> Stats:
-        """What the far region's cache counts."""
-        return inside(self.far, lambda: msgspec.json.decode(get(f"http://127.0.0.1:{_CACHE_PORT}/_stats"), type=Stats))
 
     def start(self) -> None:
         """Everything, until all engines serve version 0.
@@ -176,9 +173,7 @@ class RegionFleet:
         self.assign(self.publish(self.tensors))
         root = str(self.folder / "weights")
         self.run(self.near, "origin", "tests.worlds.regions.origin", "--root", root, "--port", str(_ORIGIN_PORT))
-        upstream = f"http://{self.near_address}:{_ORIGIN_PORT}"
-        cache = ("--upstream", upstream, "--folder", str(self.folder / "cache"), "--port", str(_CACHE_PORT))
-        self.run(self.far, "cache", "millrace", "cache", *cache, "--depth", "2")
+        self._start_cache()
         for name in ("near-1", "far-1", "far-2"):
             self.make_home(name, name.split("-", maxsplit=1)[0], _ENGINE_PORT + len(self.homes))
             self.start_engine(name)
@@ -239,6 +234,28 @@ class RegionFleet:
             time.sleep(pause)
         return time.monotonic() - started
 
+    def _start_cache(self) -> None:
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        settings = (ROOT / "deploy/nginx/region-cache.conf").read_text()
+        for usual, here in (
+            ("store.example:18560", f"{self.near_address}:{_ORIGIN_PORT}"),
+            ("/var/cache/millrace", str(self.folder / "cache")),
+            ("listen 18561", f"listen {_CACHE_PORT}"),
+            (
+                "access_log off;",
+                "access_log off; " + " ".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in kinds),
+            ),
+            ("worker_processes 2", f"user root; pid {self.folder}/nginx.pid; daemon off; worker_processes 1"),
+        ):
+            if usual not in settings:
+                raise LookupError(f"region-cache.conf no longer says {usual!r}")
+            settings = settings.replace(usual, here)
+        path = self.folder / "nginx.conf"
+        path.write_text(settings)
+        with (self.folder / "cache.log").open("wb") as log:
+            argv = [str(shutil.which("nginx")), "-p", str(self.folder), "-c", str(path), "-e", "/dev/stderr"]
+            self.net.run_in(self.far, argv, stdout=log, stderr=log)
+
     def _start_postgres(self) -> None:
         programs = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
         data = self._socket / "data"
@@ -278,8 +295,9 @@ class RegionFleet:
 
 def why_no_fleet() -> str | None:
     """What is missing here beside namespaces; None if nothing is."""
-    found = list(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    return None if found else "regions of engines need PostgreSQL: apt-get install postgresql"
+    if not list(Path("/usr/lib/postgresql").glob("*/bin/postgres")):
+        return "regions of engines need PostgreSQL: apt-get install postgresql"
+    return None if shutil.which("nginx") else "regions of engines need nginx: apt-get install nginx-light"
 
 
 @contextmanager

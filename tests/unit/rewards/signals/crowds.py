@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from contracts.records import Score, Signal, Submitter
 from contracts.tasks import Task
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
-from rewards.sums import Sums
 from runtime.database import Database
 
 BATCH = 500
@@ -76,8 +72,3 @@ def weighted_mean(weights: Iterable[Weight]) -> float:
     """Sum of weight x reward over sum of weight, for the items that have a reward."""
     pairs = [(weight.value, weight.reward) for weight in weights if weight.reward is not None]
     return sum(weight * reward for weight, reward in pairs) / sum(weight for weight, _ in pairs)
-
-
-def sums_of(values: ArrayLike) -> Sums:
-    kept = np.asarray(values, np.float64)
-    return Sums(len(kept), float(kept.sum()), float((kept**2).sum()))

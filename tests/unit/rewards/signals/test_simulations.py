@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from contracts.draws import is_asked
-from rewards.signals.audit import Accuracy, VersionAudit, audit_of_sample, together, why_different
 from rewards.signals.delay import (
     ANSWERS,
     Curve,
@@ -22,14 +21,12 @@ from rewards.signals.delay import (
     curve_of,
     edges_of,
 )
-from rewards.signals.estimates import mean_of
-from rewards.signals.repository import delays_of, known_of, mean_of_people
+from rewards.signals.repository import delays_of
 from rewards.signals.silence import Tally, expected_of
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
-from rewards.sums import Sums
 from runtime.database import Database
-from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, sums_of, weigh, weighted_mean
+from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh, weighted_mean
 
 pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
 
@@ -44,25 +41,10 @@ def bias_of(estimates: list[float], truth: float) -> tuple[float, float]:
     return float(errors.mean()), float(errors.std(ddof=1) / math.sqrt(len(errors)))
 
 
-def known_of_crowd(good: np.ndarray, spoke: np.ndarray, audit: np.ndarray, seen: np.ndarray) -> VersionAudit:
-    """What the worker would note: a reward for those who spoke, audits of some."""
-    both = seen & spoke
-    return VersionAudit(
-        said=sums_of(good[spoke]),
-        rewarded=sums_of(good[spoke]),
-        silent=Sums(int((~spoke).sum())),
-        audited=sums_of(audit[both]),
-        compared=sums_of(good[both]),
-        differences=sums_of(audit[both].astype(float) - good[both]),
-        audited_silent=sums_of(audit[seen & ~spoke]),
-    )
-
-
 @pytest.mark.parametrize("speaks", [CONTENT_SPEAK_MORE, ANGRY_SPEAK_MORE])
 def test_silence_that_depends_on_the_opinion_is_corrected(speaks: tuple[float, float]) -> None:
     dice = np.random.default_rng(1)
-    naive, asked, audited, judged, covered = [], [], [], [], 0
-    judge = Accuracy(sensitivity=0.9, specificity=0.8)
+    naive, asked = [], []
     for _ in range(TIMES):
         good = dice.random(ANSWERS_EACH) < GOOD
         spoke = dice.random(ANSWERS_EACH) < np.where(good, speaks[1], speaks[0])
@@ -73,34 +55,10 @@ def test_silence_that_depends_on_the_opinion_is_corrected(speaks: tuple[float, f
         expected = expected_of({(4, 1): tally}, 4, {})
         assert expected is not None
         asked.append(expected.value)
-        # One in fifty is audited.
-        seen = dice.random(ANSWERS_EACH) < 0.02
-        estimate = known_of_crowd(good, spoke, good, seen).corrected()
-        audited.append(estimate.value)
-        low, high = estimate.interval()
-        covered += low <= GOOD <= high
-        # The same by a judge that is often wrong, and known to be.
-        says = dice.random(ANSWERS_EACH) < np.where(good, judge.sensitivity, 1 - judge.specificity)
-        judged.append(known_of_crowd(good, spoke, says, seen).corrected(judge).value)
     assert abs(bias_of(naive, GOOD)[0]) >= 0.1
-    for estimates in (asked, audited, judged):
-        bias, error = bias_of(estimates, GOOD)
-        assert abs(bias) <= 0.01
-        assert error <= 0.004
-    assert 0.92 <= covered / TIMES <= 0.98
-
-
-def test_asking_does_not_help_where_the_asked_stay_silent_but_an_audit_does() -> None:
-    dice = np.random.default_rng(2)
-    asked, audited = [], []
-    for _ in range(TIMES):
-        good = dice.random(ANSWERS_EACH) < GOOD
-        spoke = dice.random(ANSWERS_EACH) < 0.1 * np.where(good, 0.8, 0.2)
-        asked.append(good[spoke].mean())
-        seen = dice.random(ANSWERS_EACH) < 0.02
-        audited.append(known_of_crowd(good, spoke, good, seen).corrected().value)
-    assert abs(bias_of(asked, GOOD)[0]) >= 0.1
-    assert abs(bias_of(audited, GOOD)[0]) <= 0.01
+    bias, error = bias_of(asked, GOOD)
+    assert abs(bias) <= 0.01
+    assert error <= 0.004
 
 
 def test_volunteers_weigh_nothing_where_others_are_asked(database: Database) -> None:
@@ -117,30 +75,6 @@ def test_volunteers_weigh_nothing_where_others_are_asked(database: Database) -> 
     assert abs(float(np.mean([item.reward or 0.0 for item in items])) - GOOD) >= 0.1
     assert abs(weighted_mean(weights) - GOOD) <= 0.01
     assert {weight.reason for weight in weights if weight.value == 0.0} == {"not_asked"}
-
-
-def test_the_worker_keeps_the_sums_that_correct_the_estimate_of_a_version(database: Database) -> None:
-    """More than half say nothing, and the content speak more; one answer in ten is audited."""
-    dice, items = np.random.default_rng(12), []
-    expected = {0: VersionAudit(), 1: VersionAudit()}
-    for number in range(8_000):
-        version, good, seen = number % 2, dice.random() < GOOD, dice.random() < 0.1
-        spoke = dice.random() < (0.6 if good else 0.2)
-        reward, audited = float(good) if spoke else None, float(good) if seen else None
-        items.append(an_item(number, f"u{number}" if spoke else None, reward, version=version, audited=audited))
-        expected[version] = together([expected[version], audit_of_sample(reward, audited, is_said=spoke)])
-    judge = {"name": "auditor", "role": "watch", "url": "http://127.0.0.1:1/v1", "model": "m", "criteria": "good?"}
-    task = a_task(audit={"probability": 0.1, "judge": "auditor"}, judges=[judge])
-    weigh(database, Weighing({"chat": task}, lambda: NOW), items)
-    with database.snapshot() as connection:
-        versions = known_of(connection, "chat")
-    assert versions == expected
-    for known in versions.values():
-        assert mean_of(known.said).value - GOOD >= 0.1
-        low, high = known.corrected().interval(0.999)
-        assert low <= GOOD <= high
-        assert known.corrected().error <= 0.03
-    assert why_different(together(versions.values())) == ""
 
 
 WINDOW, FIRST, MEAN_DELAY, COMES = 2 * DAY, HOUR, 6 * HOUR, 0.3
@@ -274,20 +208,12 @@ def test_twenty_attackers_do_not_move_what_ten_thousand_people_say(
     assert np.mean([item.reward for item in items]) <= TRUE_SHARE - 0.1
     assert abs(weighted_mean(weights) - TRUE_SHARE) <= 0.01
     assert {weight.reason for weight in weights} == {"", "influence_cap"}
-    with database.snapshot() as connection:
-        mean, num_people = mean_of_people(connection, "chat")
-    assert abs(mean - TRUE_SHARE) <= 0.01
-    assert num_people == HONEST + ATTACKERS
 
 
-def test_with_the_default_cap_the_mean_of_people_holds_and_that_of_samples_moves_by_three_hundredths(
-    database: Database,
-) -> None:
+def test_with_the_default_cap_the_mean_of_samples_moves_by_three_hundredths(database: Database) -> None:
     items = attacked(np.random.default_rng(8), 0.5)
     weights = weigh(database, Weighing({"chat": a_task()}, lambda: NOW), items)
     assert weighted_mean(weights) == pytest.approx(8_000 / 10_400)
-    with database.snapshot() as connection:
-        assert abs(mean_of_people(connection, "chat")[0] - TRUE_SHARE) <= 0.01
 
 
 def test_invented_identities_have_a_vote_each(database: Database) -> None:
