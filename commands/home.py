@@ -169,7 +169,13 @@ def _point_arms(connection: Connection, settings: Settings, store: WeightStore) 
     if LIVE not in arms:
         root = store.manifest(policy, 0).target_root
         assignments.move(connection, arm=LIVE, version=0, reason="base policy", root=root, **first)
-    if PROVIDER not in arms and load_provider(settings) is not None:
+    has_front = load_provider(settings) is not None
+    if not has_front and (share := assignments.provider_share(arms)):
+        raise InvalidSettings(
+            f"a provider has {share:.0%} of the users of {policy}, and [provider] is empty: give --provider and --provider-model, or the "
+            f"users to the live version: millrace policy provider 0 --home {settings.home}"
+        )
+    if PROVIDER not in arms and has_front:
         assignments.move(connection, arm=PROVIDER, version=None, reason="a provider in front", **first)
 
 

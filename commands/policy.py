@@ -164,6 +164,7 @@ def _arm_lines(arms: Mapping[str, Assignment], held: Hold | None) -> list[str]:
         for name in SLOTS
         if name in arms and arms[name].version is not None
     ]
+    serving += [f"{PROVIDER} ({arms[PROVIDER].share:.1%} of the users)"] if PROVIDER in arms else []
     lines = [f"arms: {', '.join(serving) or 'none'}"]
     return lines if held is None else [*lines, f"{held.words}: nothing moves. To go on: millrace policy resume"]
 

@@ -326,7 +326,8 @@ def greet(home: Home) -> None:
     settings = home.settings
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
     if (front := load_provider(settings)) is not None:
-        console.print(escape(f"  answers       of {front.model} at {front.url}; {front.terms}"))
+        does = "in front     " if settings.base else "answers       of"
+        console.print(escape(f"  {does} {front.model} at {front.url}; {front.terms}"))
     if settings.is_split:
         console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
     link = dashboard_link(settings.home)

@@ -22,7 +22,7 @@ import torch
 from benchmarks.edits.crowd import ADVERTISEMENT, Crowd, keys
 from benchmarks.edits.policy import Policy, Said
 from benchmarks.edits.product import House, HouseQuestion, base_of
-from commands.learn.curation import curate, is_held_out
+from commands.learn.curation import curate, held_out_prompts
 from commands.learn.rendering import Renderer
 from commands.learn.selection import select
 from contracts.records import Experience
@@ -172,8 +172,9 @@ class _Product:
         remarks = curated.kept if self.way.curated else selection.remarks
         renderer = Renderer(self.policy.base, self.settings.max_tokens, has_own_tokens=True)
         trained, held_out = list[TextSample](), list[TextSample]()
+        apart = held_out_prompts(remarks, {self.task.name: self.task})
         for remark in remarks:
-            (held_out if is_held_out(remark) else trained).extend(renderer.samples_of(remark))
+            (held_out if remark.prompt in apart else trained).extend(renderer.samples_of(remark))
         texts = Texts(trained, held_out)
         best = epochs(self.learner, texts, loss_of(self.learner, texts.held_out))
         self.serve()

@@ -273,9 +273,7 @@ def main(arguments: Sequence[str], reason: str | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.regions", description=str(__doc__).partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.regions", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--megabytes", type=float, default=24, help="of the policy, and of each version's payload")
     parser.add_argument("--rate-mbit", type=float, default=20)
     parser.add_argument("--round-trip-ms", type=float, default=20)

@@ -14,7 +14,7 @@ from typing import get_args
 import structlog
 
 from contracts import assignments, holds
-from contracts.arms import DRAWN
+from contracts.arms import DRAWN, has_share
 from contracts.errors import MillraceError
 from contracts.holds import HoldKind
 from pipelines.release.train.repository import STOPPED, read_running
@@ -61,7 +61,7 @@ class ReleaseGauges:
             waiting = count_waiting(connection, self.policy, self.urls, now)
         for name in DRAWN:
             arm = arms.get(name)
-            metrics.TRAIN_SHARE.labels(name).set(0.0 if arm is None or arm.version is None else arm.share)
+            metrics.TRAIN_SHARE.labels(name).set(arm.share if arm is not None and has_share(arm) else 0.0)
         metrics.TRAIN_STOPPED.set(train is not None and train.state == STOPPED)
         for kind in get_args(HoldKind):
             metrics.HOLD_ACTIVE.labels(kind).set(held is not None and held.kind == kind)

@@ -71,7 +71,7 @@ def add_langfuse_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[s
 
     async def submit(scores: list[Any], caller: Caller, body: bytes) -> list[Result]:
         if len(scores) > MAX_SCORES:
-            await intake.reject(len(scores))
+            await intake.reject(InvalidRequest.code, len(scores))
             raise InvalidRequest(f"a batch takes up to {MAX_SCORES} scores, not {len(scores)}")
         await limit.check(caller, len(scores))
         items = await off_loop(lambda _: [_item(score, tasks) for score in scores], body)
@@ -145,8 +145,8 @@ async def _content(request: Request, intake: SignalIntake) -> tuple[Any, bytes]:
     body = await request.body()
     try:
         return await off_loop(_read, body), body
-    except InvalidRequest:
-        await intake.reject(1)
+    except InvalidRequest as error:
+        await intake.reject(error.code)
         raise
 
 

@@ -85,8 +85,8 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
         body = await request.body()
         try:
             found = await off_loop(lambda body: _read(kind, _unpacked(body, encoding), media, tasks), body)
-        except InvalidRequest:
-            await intake.reject(1)
+        except InvalidRequest as error:
+            await intake.reject(error.code)
             raise
         await limit.check(caller, len(found.items))
         TELEMETRY_IGNORED.labels("otlp").inc(found.num_ignored)

@@ -7,7 +7,7 @@ import { find, followLoop, makeRefresh } from "./page.js";
 import { drawTree } from "./tree.js";
 
 const NUM_VERSIONS = matchMedia("(max-width: 900px)").matches ? 5 : 12;
-const ROLE = { live: "what users get", candidate: "what the gate judges", training: "where the trainer continues", canary: "what the train proves", learning: "newest that passed the gate", holdout: "frozen, for the lift" };
+const ROLE = { live: "what users get", candidate: "what the gate judges", training: "where the trainer continues", canary: "what the train proves", learning: "newest that passed the gate", holdout: "frozen, for the lift", provider: "in front of own versions" };
 const LEAST_FOR_RATE = 10;
 let current = null;
 let showAll = false;

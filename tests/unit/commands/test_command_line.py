@@ -195,6 +195,14 @@ def test_a_provider_stands_in_front_of_a_policy_that_comes_later(settings: Setti
             LIVE: (0, 1.0),
             PROVIDER: (None, 1.0),
         }
+    assert "provider (100.0% of the users)" in millrace("policy", "list", *home).stdout
+    write_settings(settings, {"provider": ProviderSettings(url="", model="")})
+    with pytest.raises(InvalidSettings, match=r"has 100% of the users of .* \[provider\] is empty"):
+        prepare_home(settings, {})
+    write_settings(settings, {"provider": ProviderSettings(url="http://a/v1")})
+    with pytest.raises(InvalidSettings, match="lacks its model"):
+        prepare_home(settings, {})
+    write_settings(settings, {"provider": ProviderSettings(url="http://a/v1", model="big")})
     assert "from 0 to 1, not 1.5" in millrace("policy", "provider", "1.5", *home).stderr
     assert "0.0% of the users" in millrace("policy", "provider", "0", *home, "--reason", "over").stdout
     assert "own versions" in millrace("policy", "train", *home).stdout

@@ -68,7 +68,7 @@ class Exporting:
             clock=lambda: self.now,
         )
         self.log, self.stop = log, Hurry()
-        self.worker = Worker(sending, database, log, follows=True, done=lambda: self.counted() and self.stop.set())
+        self.worker = Worker(sending, database, log, follows=True, done=self._end)
         self.began = self.counts()
         self.worker.step()  # it begins at the end of the log
 
@@ -77,6 +77,11 @@ class Exporting:
 
     def counts(self) -> dict[str, float]:
         return {fate: REGISTRY.get_sample_value("millrace_spans_total", {"fate": fate}) or 0.0 for fate in FATES}
+
+    def _end(self) -> None:
+        """Stop once a span was counted."""
+        if self.counted():
+            self.stop.set()
 
     def counted(self) -> dict[str, float]:
         return {fate: num - self.began[fate] for fate, num in self.counts().items() if num > self.began[fate]}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from contracts import revocations, rollback
+from contracts import holds, revocations, rollback
 from contracts.assignments import CANARY, LIVE, PROVIDER, provider_share
-from contracts.errors import InvalidValue
+from contracts.errors import Held, InvalidValue
 from runtime.database import Database
 from tests.worlds.release.track import POLICY, Behaviour, TrackWorld
 
@@ -37,6 +39,20 @@ def test_a_version_that_is_as_good_takes_over_in_one_move(database: Database, sh
     assert abs(arrived[0].at - arrived[1].at) < 0.5
     give(world, 1.0)
     assert (provider_share(world.arms()), world.versions()[LIVE]) == (1.0, 3)
+
+
+def test_a_rollback_leaves_the_provider_in_front_and_a_pin_takes_its_users(database: Database) -> None:
+    world, why = in_front(database, 1.0), {"policy": POLICY, "writer": "ann", "reason": "r"}
+    world.begin(1)
+    world.point(LIVE, 1)
+    with database.transaction() as connection:
+        rollback.roll_back(connection, to=0, **why)  # type: ignore[arg-type] # texts
+    assert (world.versions()[LIVE], provider_share(world.arms())) == (0, 1.0)
+    with database.transaction() as connection:
+        holds.pin(connection, version=0, until=time.time() + 60.0, **why)  # type: ignore[arg-type] # texts
+    assert provider_share(world.arms()) == 0.0
+    with pytest.raises(Held):
+        give(world, 1.0)
 
 
 def test_a_worse_version_leaves_the_provider_in_front_and_is_not_revoked(database: Database) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -125,6 +126,29 @@ def test_a_refusal_passes_through_and_counts_against_the_drawn_arm(both: Both, d
     assert (failed.arm, failed.finish_reason, failed.join_key, failed.open().messages) == (PROVIDER, "error", None, [])
     both.provider.status, both.provider.answer = 200, chat_answer("Now.")
     assert said(both.ask(user="a")) == "Now."
+
+
+def test_anthropics_messages_pass_and_are_drawn_too(both: Both, database: Database) -> None:
+    text = {"type": "text", "text": "Sure."}
+    both.provider.answer = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "content": [text],
+        "stop_reason": "end_turn",
+    }
+    body = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+
+    def say() -> str:
+        given = {"x-api-key": both.key, "anthropic-version": "2023-06-01"}
+        return str(
+            httpx.post(f"{both.url}/v1/messages", json=body, headers=given, timeout=10.0).json()["content"][0]["text"]
+        )
+
+    assert (say(), both.provider.asked[-1][0], both.last().arm) == ("Sure.", "messages", PROVIDER)
+    assign(database, 5, CANARY, 1.0)
+    both.wait_until_held()
+    assert (say(), both.last().arm) == ("own", CANARY)
 
 
 def test_prompts_without_a_chat_are_refused_while_the_provider_answers(both: Both) -> None:
