@@ -102,6 +102,8 @@ def sample_of(
         grade=grade,
         said=said if isinstance(said, float) else None,
         is_silent=verdict == rubric.SILENT,
+        prompt=words_of(item.body.messages) if task.learning.reads_edits else "",
+        text=item.body.text if task.learning.reads_edits else "",
     )
 
 
@@ -120,7 +122,9 @@ def weighted(
             found = rubric.combine(task, components.graders, [], has_signals=False)
             alone = alone if found.reward is None else found
         return rubric.WeightedVerdict(components.scores, alone, 1.0, is_heard=False)
-    return rubric.WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value)
+    # Where an earlier vote is in force, the text of the refused one is not learned either.
+    is_heard = weight.reason in ("", "not_asked")
+    return rubric.WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value, is_heard)
 
 
 def _with_expected(

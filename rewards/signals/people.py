@@ -75,6 +75,11 @@ class Person:
     window_started_at: float = 0.0
     window_num: int = 0
     agreement: Agreement = field(default_factory=Agreement)
+    num_editing: int = 0
+    """1 if they made two edits, and how many people did in the row of everybody; the same holds for who repeats themselves."""
+    num_repeating: int = 0
+    edits: bytes = b""
+    """Sketches of the newest edits (repeats.py)."""
 
     def has_votes(self, at: float, votes: int, window_seconds: float) -> bool:
         """Whether a vote received at this time is within the cap. A vote older than the window counts as in the window."""

@@ -48,8 +48,8 @@ def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[P
     return {name: _person(*found[name]) for name in names}
 
 
-def _person(num: int, total: float, window_started_at: float, window_num: int, *agreement: int) -> Person:
-    return Person(num, total, window_started_at, window_num, Agreement(*agreement))
+def _person(*row: Any) -> Person:
+    return Person(*row[:4], Agreement(*row[4:8]), *row[8:10], row[10] or b"")
 
 
 def _hold(
@@ -71,7 +71,8 @@ def keep_people(connection: Connection, people: Mapping[PersonName, Person]) -> 
 
 def _person_row(name: PersonName, person: Person) -> dict[str, object]:
     counts = (person.num, person.total, person.window_started_at, person.window_num, *person.agreement)
-    return dict(zip(submitter.columns.keys(), (*name, *counts), strict=True))
+    edits = (person.num_editing, person.num_repeating, person.edits or None)
+    return dict(zip(submitter.columns.keys(), (*name, *counts, *edits), strict=True))
 
 
 def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[PaceName, VotePace]:

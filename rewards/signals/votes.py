@@ -1,7 +1,8 @@
 """Whose vote decided a reward, and how much that vote weighs. Pure: people and paces are passed in, and changed in memory.
 
-A vote is refused if the person, in this order, was not asked (`not_asked`), disagrees with audits (`suspended_submitter`), has used up
-their votes (`influence_cap`), or is part of a burst (`burst`). Only a vote that counts is charged to the cap.
+A vote is refused if the person, in this order, was not asked (`not_asked`), disagrees with audits (`suspended_submitter`), inserts the same
+text again and again (`repeated_edit`), has used up their votes (`influence_cap`), or is part of a burst (`burst`). Only a vote that counts is
+charged to the cap.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from contracts.tasks.people import BurstRule
 from rewards.signals import bursts, delay
 from rewards.signals.bursts import VotePace
 from rewards.signals.people import ANONYMOUS, Person, clipped, is_suspended, offset_of
+from rewards.signals.repeats import is_repeated, sketch_of
+from rewards.streams import edit_in
 
 PersonName = tuple[str, str, str]
 """Tenant, task, id."""
@@ -60,6 +63,9 @@ class ScoredSample(NamedTuple):
     """The reward by users alone, before votes are weighed; None if there is none, or if the task does not need it."""
     is_silent: bool = False
     """It has no reward, and the only reason is that no user reacted."""
+    prompt: str = ""
+    text: str = ""
+    """The answer's; both are empty unless its task learns the text of edits."""
 
 
 class Vote(NamedTuple):
@@ -74,6 +80,8 @@ class Vote(NamedTuple):
     pace: PaceName | None
     copied_from: str = ""
     """The sample key of a session's last call, if the signal was made from one about the session."""
+    sketch: bytes = b""
+    """Of what the voter inserted into the answer (repeats.py); empty if nothing is learned of that."""
 
 
 class VoteDecision(NamedTuple):
@@ -141,6 +149,8 @@ class Rules:
         person = (submitter.id if submitter.id != ANONYMOUS else asker)[:_MAX_ID]
         is_user = submitter.kind == "user"
         is_watched = is_user and self.task.trust.burst is not None
+        own = [signal for signal in item.signals if signal.submitter == submitter]
+        edit = edit_in(self.task, own) if self.task.learning.reads_edits else None
         return Vote(
             name=score.name,
             submitter=person or submitter.id[:_MAX_ID],
@@ -150,6 +160,7 @@ class Rules:
             who=(item.tenant, item.task, person) if person and is_user else None,
             pace=(item.task, item.cluster[:_MAX_CLUSTER], "good" if is_good else "bad") if is_watched else None,
             copied_from=newest.share.last if newest.share is not None and newest.share.is_derived else "",
+            sketch=sketch_of(item.prompt, item.text, edit) if edit is not None else b"",
         )
 
 
@@ -206,6 +217,8 @@ class Ballot:
             self.made[key] = self.made.get(key, UNDECIDED)._replace(evidence=evidence)
 
     def _revised(self, item: ScoredSample, vote: Vote, earlier: VoteDecision, share: float) -> VoteDecision:
+        if self._is_repeated(vote):
+            return earlier._replace(weight=0.0, reason="repeated_edit")
         if vote.who and earlier.reason != "not_asked":
             self.people[vote.who].total += vote.value - earlier.value
         if earlier.reason == "not_asked" and share == 1.0:
@@ -237,12 +250,19 @@ class Ballot:
             person.agreement = person.agreement.plus(said_good=vote.is_good, found_good=item.audited >= _HALF)
         if is_suspended(person.agreement, trust.suspend_tail):
             return "suspended_submitter"
+        if self._is_repeated(vote):
+            return "repeated_edit"
         if not person.has_votes(vote.at, trust.votes, trust.window_seconds):
             return "influence_cap"
         if self._is_burst(trust.burst, vote):
             return "burst"
         person.spend(vote.at, trust.window_seconds)
         return ""
+
+    def _is_repeated(self, vote: Vote) -> bool:
+        if not vote.sketch or vote.who is None:
+            return False
+        return is_repeated(self.people[vote.who], self.people[everybody_of(vote.who)], vote.sketch)
 
     def _is_burst(self, rule: BurstRule | None, vote: Vote) -> bool:
         if rule is None or vote.pace is None:

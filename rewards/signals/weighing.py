@@ -31,7 +31,7 @@ class Weight(NamedTuple):
 
     value: float
     reason: str
-    """`not_asked`, `suspended_submitter`, `influence_cap` or `burst` if the vote counts less for it, else empty."""
+    """Why the newest vote counts less (votes.py), else empty. If it was refused, an earlier one may be in force."""
     reward: float | None
     expected: Expected | None = None
     """It stands for the users if no vote counts; `reward` is then not used."""
@@ -59,6 +59,7 @@ class Weighing:
         )
         voters = {vote.who for vote in votes if vote is not None and vote.who is not None}
         voters |= {everybody_of(name) for name in voters if self._tasks[name[1]].trust.relative}
+        voters |= {everybody_of(vote.who) for vote in votes if vote is not None and vote.who is not None and vote.sketch}
         paces = {vote.pace for vote in votes if vote is not None and vote.pace is not None}
         paces |= set(map(start_of, paces))
         people = repository.hold_people(connection, voters)
