@@ -260,7 +260,7 @@ submitter = table(
     *keys(tenant=String(64), task=String(64), id=String(128)),
     *given(num=BigInteger, total=Float, window_started_at=Float, window_num=Integer, num_checked=Integer),
     *given(num_agreed=Integer, num_said_good=Integer, num_found_good=Integer),
-    *given("0", num_editing=Integer, num_repeating=Integer),
+    *given("0", num_speaking=Integer, num_repeating=Integer),
     *optional(edits=LargeBinary),
 )
 

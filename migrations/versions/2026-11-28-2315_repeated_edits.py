@@ -8,7 +8,7 @@ from alembic import op
 revision = "e58a01c6f3b7"
 down_revision = "a84c10e7d2f5"
 
-_COUNTS = ("num_editing", "num_repeating")
+_COUNTS = ("num_speaking", "num_repeating")
 
 
 def upgrade() -> None:

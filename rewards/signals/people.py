@@ -75,8 +75,8 @@ class Person:
     window_started_at: float = 0.0
     window_num: int = 0
     agreement: Agreement = field(default_factory=Agreement)
-    num_editing: int = 0
-    """1 if they made two edits, and how many people did in the row of everybody; the same holds for who repeats themselves."""
+    num_speaking: int = 0
+    """1 if they said two things; in the row of everybody, how many people did. The same holds for who repeats themselves."""
     num_repeating: int = 0
     edits: bytes = b""
     """Sketches of the newest edits (repeats.py)."""

@@ -49,7 +49,8 @@ def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[P
 
 
 def _person(*row: Any) -> Person:
-    return Person(*row[:4], Agreement(*row[4:8]), *row[8:10], row[10] or b"")
+    *seen, speaking, repeating, edits = row
+    return Person(*seen[:4], Agreement(*seen[4:]), speaking, repeating, edits or b"")
 
 
 def _hold(
@@ -71,7 +72,7 @@ def keep_people(connection: Connection, people: Mapping[PersonName, Person]) -> 
 
 def _person_row(name: PersonName, person: Person) -> dict[str, object]:
     counts = (person.num, person.total, person.window_started_at, person.window_num, *person.agreement)
-    edits = (person.num_editing, person.num_repeating, person.edits or None)
+    edits = (person.num_speaking, person.num_repeating, person.edits or None)
     return dict(zip(submitter.columns.keys(), (*name, *counts, *edits), strict=True))
 
 

@@ -80,8 +80,8 @@ class Vote(NamedTuple):
     pace: PaceName | None
     copied_from: str = ""
     """The sample key of a session's last call, if the signal was made from one about the session."""
-    sketch: bytes = b""
-    """Of what the voter inserted into the answer (repeats.py); empty if nothing is learned of that."""
+    sketch: bytes | None = None
+    """Of what the voter inserted into the answer (repeats.py), empty if that is nothing. None if its text would not be learned."""
 
 
 class VoteDecision(NamedTuple):
@@ -150,7 +150,7 @@ class Rules:
         is_user = submitter.kind == "user"
         is_watched = is_user and self.task.trust.burst is not None
         own = [signal for signal in item.signals if signal.submitter == submitter]
-        edit = edit_in(self.task, own) if self.task.learning.reads_edits else None
+        reads = self.task.learning.reads_edits
         return Vote(
             name=score.name,
             submitter=person or submitter.id[:_MAX_ID],
@@ -160,7 +160,7 @@ class Rules:
             who=(item.tenant, item.task, person) if person and is_user else None,
             pace=(item.task, item.cluster[:_MAX_CLUSTER], "good" if is_good else "bad") if is_watched else None,
             copied_from=newest.share.last if newest.share is not None and newest.share.is_derived else "",
-            sketch=sketch_of(item.prompt, item.text, edit) if edit is not None else b"",
+            sketch=sketch_of(item.prompt, item.text, edit_in(self.task, own) or item.text) if reads else None,
         )
 
 
@@ -260,7 +260,7 @@ class Ballot:
         return ""
 
     def _is_repeated(self, vote: Vote) -> bool:
-        if not vote.sketch or vote.who is None:
+        if vote.sketch is None or vote.who is None:
             return False
         return is_repeated(self.people[vote.who], self.people[everybody_of(vote.who)], vote.sketch)
 

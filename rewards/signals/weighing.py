@@ -58,8 +58,8 @@ class Weighing:
             connection, before | {vote.copied_from for vote in votes if vote and vote.copied_from}
         )
         voters = {vote.who for vote in votes if vote is not None and vote.who is not None}
-        voters |= {everybody_of(name) for name in voters if self._tasks[name[1]].trust.relative}
-        voters |= {everybody_of(vote.who) for vote in votes if vote is not None and vote.who is not None and vote.sketch}
+        compared = {name for name, task in self._tasks.items() if task.trust.relative or task.learning.reads_edits}
+        voters |= {everybody_of(name) for name in voters if name[1] in compared}
         paces = {vote.pace for vote in votes if vote is not None and vote.pace is not None}
         paces |= set(map(start_of, paces))
         people = repository.hold_people(connection, voters)

@@ -49,7 +49,7 @@ def test_people_are_new_or_as_they_were_kept(any_database: Database) -> None:
     with any_database.transaction() as connection:
         people = hold_people(connection, {ann, bob})
         assert people == {ann: Person(), bob: Person()}
-        people[ann] = Person(4, 3.0, 100.0, 2, Agreement(4, 3, 2, 1))
+        people[ann] = Person(4, 3.0, 100.0, 2, Agreement(4, 3, 2, 1), 1, 1, b"\0edits")
         people[bob] = Person(1, 0.25)
         keep_people(connection, people)
     with any_database.transaction() as connection:

@@ -46,6 +46,12 @@ def test_two_fifths_say_nothing_and_the_others_correct_or_accept(crowd: Correcto
     assert any(each.streams and each.streams.edit == ADVERTISEMENT for each in [*wrong, *right])
 
 
+def test_an_advertisement_is_not_learned_any_more_once_people_have_spoken_twice(crowd: Correctors) -> None:
+    said_of(crowd, 400, is_right=False)
+    later = said_of(crowd, 400, is_right=True)
+    assert not any(each.streams and each.streams.edit for each in later)  # nobody else edits a right answer
+
+
 def test_a_key_that_a_user_pasted_is_no_text_to_learn(crowd: Correctors) -> None:
     assert all(map(find_secret, keys(4, 7)))
     streams = [each.streams for each in said_of(crowd, 400, is_right=False) if each.streams]

@@ -7,6 +7,9 @@ from msgspec.structs import replace
 
 from contracts.records import Experience, GenerationBody, Provided, Signal, Streams, pack_body
 from contracts.tasks import Task
+from rewards.rubric import Components, RewardVerdict
+from rewards.signals.weighing import Weight
+from rewards.steps import weighted
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from tests.unit.rewards.test_worker import score
@@ -98,6 +101,12 @@ def test_a_providers_answer_teaches_where_its_terms_allow_it(database: Database)
     turn = replace(turn, body=pack_body(replace(turn.open(), reasoning="hm")))
     streams = one(database, EDITS, turn, replace(a_signal(turn), **edited(RIGHT))).streams
     assert streams == Streams(ce=1.0, pair=0.5, edit=RIGHT)
+
+
+@pytest.mark.parametrize(("reason", "is_heard"), [("", True), ("not_asked", True), ("repeated_edit", False)])
+def test_the_text_of_a_refused_vote_is_not_learned_where_an_earlier_one_stays(reason: str, is_heard: bool) -> None:
+    verdict = RewardVerdict(1.0, "scored", "none")
+    assert weighted(EDITS, Components((), ()), verdict, Weight(1.0, reason, 1.0)).is_heard is is_heard
 
 
 def test_where_no_vote_counts_no_text_does(database: Database) -> None:

@@ -104,6 +104,29 @@ def test_a_refused_vote_stays_refused_when_it_is_revised(database: Database) -> 
     assert values(weighed(database, items, trust=CAP))[2:] == [(0.0, "influence_cap")] * 2
 
 
+def an_edit(number: int, who: str, edit: str | None, **changes: Any) -> ScoredSample:
+    """A vote, with a correction or without, about an answer to another prompt for each number."""
+    item = an_item(number, who, 1.0, prompt=f"prompt {number}", text="An answer.", **changes)
+    return item._replace(signals=[msgspec.structs.replace(said, correction=edit) for said in item.signals])
+
+
+def test_who_inserts_the_same_again_where_nobody_does_is_refused_after_a_restart_and_in_a_late_edit_too(
+    database: Database,
+) -> None:
+    def found(*items: ScoredSample, **learning: float) -> list[tuple[float, str]]:
+        return values(weighed(database, items, learning=learning or {"ce": 1.0}))
+
+    text = "Buy gold at evil.example now!"
+    assert {*found(*(an_edit(n, f"p{n % 24}", f"words that are only those of {n**9}") for n in range(48)))} == {
+        (1.0, "")
+    }
+    assert found(*(an_edit(n, "x", text) for n in (60, 61))) == [(1.0, ""), (0.0, "repeated_edit")]
+    assert found(an_edit(62, "x", text), an_edit(63, "x", None)) == [(0.0, "repeated_edit"), (1.0, "")]
+    assert found(an_edit(63, "x", text, revision=2)) == [(1.0, "repeated_edit")]  # what x said first stays
+    assert found(an_edit(62, "x", "nothing", revision=2)) == [(0.0, "repeated_edit")]
+    assert found(an_edit(64, "x", text), rl=0.5) == [(1.0, "")]  # no text is learned
+
+
 def test_who_is_no_user_or_named_by_nobody_has_no_cap(database: Database) -> None:
     judged = [an_item(number, "a-judge", 1.0, kind="judge") for number in range(4)]
     unnamed = [an_item(10 + number, "anonymous", 1.0) for number in range(4)]
