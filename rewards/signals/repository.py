@@ -49,8 +49,9 @@ def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[P
 
 
 def _person(*row: Any) -> Person:
-    *seen, speaking, repeating, edits = row
-    return Person(*seen[:4], Agreement(*seen[4:]), speaking, repeating, edits or b"")
+    num, total, started_at, window_num, *agreement, num_speaking, num_repeating, edits = row
+    seen = Agreement(*agreement)
+    return Person(num, total, started_at, window_num, seen, num_speaking, num_repeating, edits or b"")
 
 
 def _hold(
