@@ -84,7 +84,7 @@ def up(
     of_policy = (learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
     if policy is None and any(value is not None for value in of_policy):
         raise InvalidSettings(_WAYS)
-    front = provider_of(provider, provider_model, input_price=input_price, output_price=output_price)
+    front = provider_of(provider, provider_model, home, input_price=input_price, output_price=output_price)
     if policy is None:
         if front is None:
             raise InvalidSettings(_WAYS)
@@ -125,6 +125,8 @@ def up(
             return report
 
         ready = prepare_home(settings, sections, fitting)
+        if (standing := load_provider(ready.settings)) is not None:
+            _ = standing.key  # or a process that needs it would only end
         check.remember()
         check_given(engines_chosen, ready.settings)
         check_announced(ready.settings)
@@ -136,8 +138,11 @@ def up(
             supervisor.watch(threading.Event())
 
 
-def provider_of(provider: str | None, model: str, **prices: float | None) -> ProviderSettings | None:
-    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key is missing."""
+def provider_of(provider: str | None, model: str, home: Path, **prices: float | None) -> ProviderSettings | None:
+    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key is missing.
+
+    What the home says of another provider, such as its key and its terms, is not said of this one.
+    """
     given = {name: price for name, price in prices.items() if price is not None}
     if provider is None and not model and not given:
         return None
@@ -147,7 +152,8 @@ def provider_of(provider: str | None, model: str, **prices: float | None) -> Pro
         )
     found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model), **given)
     _ = found.key
-    return found
+    held = (read_home_settings(home) or {}).get("provider", {}).get("url")
+    return found if held in {None, found.url} else ProviderSettings(**found.model_dump())
 
 
 def _with_canary(chosen: EngineChoice, home: Path, front: ProviderSettings | None) -> EngineChoice:

@@ -5,6 +5,8 @@ purposes are the same for every dialect.
 
 With a provider in front, a request is planned first: if its arm is the provider, it goes there as it was sent, under the plan's id and draw.
 What the own versions cannot take goes there without a draw, whatever its arm would have been: so both arms of a comparison get the same.
+What the provider does not speak is answered by the live version, and not compared either. Nor is what goes on from a response: that of a
+provider goes on there, also when its users went over; that of an own version goes with its conversation to whom it was drawn.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from fastapi import Request, Response
 
 from contracts.assignments import PROVIDER, provider_share
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, NotFound
 from contracts.keys import Caller
 from contracts.records import Attempt
 from services.http import SESSION_HEADER, authorization_of
@@ -54,6 +56,8 @@ class Asked(NamedTuple):
 
     requests: Sequence[ChatRequest]
     replies: MakeReplies = ChatReplies
+    conversation: Sequence[dict[str, Any]] | None = None
+    """The whole of it as items, if the body only refers to its beginning."""
 
 
 class Arrival(NamedTuple):
@@ -101,23 +105,42 @@ class Responder:
         return response
 
     async def _way(self, sent: Arrival, read: Callable[[bytes], Awaitable[Asked]]) -> _Way:
-        front = self.front
         try:
             asked = await read(sent.body)
             plans = [await self._plan(request, sent) for request in asked.requests]
-        except InvalidRequest:
-            if front is None or sent.spoken is None or not provider_share(await self.planner.arms.assignments.held()):
-                raise
-            call = await front.call_of(sent)
-            if not call.terms.may_draw:
-                raise
-            return _Way(call.terms, partial(front.passing.respond, call, sent.client))
-        plan = plans[0]
-        if front is not None and plan.drawn.arm.name == PROVIDER:
-            call = await front.call_of(sent, plan)
-            return _Way(plan.terms, partial(front.passing.respond, call, sent.client))
-        answer = self.endpoint.stream if plan.request.stream else self.endpoint.answer
-        return _Way(plan.terms, partial(answer, plans, sent.client, asked.replies))
+        except InvalidRequest as error:
+            return await self._elsewhere(sent, error)
+        if (front := self.front) is not None:
+            passes = sent.spoken in front.provider.dialects
+            if (asked.conversation is not None or not passes) and await self._provider_share():
+                plans = [plan.uncompared(passes=passes) for plan in plans]
+            if plans[0].drawn.arm.name == PROVIDER:
+                call = await front.call_of(sent, plans[0], asked.conversation)
+                return _Way(plans[0].terms, partial(front.passing.respond, call, sent.client))
+        return _Way(plans[0].terms, partial(self._answer, plans, sent, asked.replies))
+
+    async def _answer(self, plans: Sequence[RequestPlan], sent: Arrival, replies: MakeReplies) -> Response:
+        answer = self.endpoint.stream if plans[0].request.stream else self.endpoint.answer
+        try:
+            return await answer(plans, sent.client, replies)
+        except InvalidRequest as error:  # what an engine cannot take either
+            return await (await self._elsewhere(sent, error)).begin()
+
+    async def _elsewhere(self, sent: Arrival, error: InvalidRequest) -> _Way:
+        """What the own versions cannot take, at the provider. Raises `error`: it has no users, or cannot be asked for this."""
+        front = self.front
+        if front is None or sent.spoken not in front.provider.dialects:
+            raise error
+        has_users = await self._provider_share() > 0.0
+        if not has_users and not isinstance(error, NotFound):
+            raise error
+        call = await front.call_of(sent)
+        if not call.terms.may_draw or not (has_users or await front.passing.goes_on(call)):
+            raise error
+        return _Way(call.terms, partial(front.passing.respond, call, sent.client))
+
+    async def _provider_share(self) -> float:
+        return provider_share(await self.planner.arms.assignments.held())
 
     async def _plan(self, request: ChatRequest, sent: Arrival) -> RequestPlan:
         request = with_labels(request, sent.client.headers, sent.caller)
