@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from benchmarks.edits.product import HOUSES
-from benchmarks.edits.run import EDITS, GOAL, ROUND, Way, run
+from benchmarks.edits.run import EDITS, GOAL, ROUND, LearningWay, run
 from benchmarks.report import RESULTS
 from tests.worlds.paths import ROOT
 
@@ -28,10 +28,10 @@ RATE, ROUNDS, SEEDS = 1e-3, 14, (1, 2, 3, 4, 5)
 EARLY = 6
 """Rounds after which edits are compared with rewards. Later malicious people are."""
 WAYS = {
-    "rewards": Way(rate=RATE, rounds=EARLY),
-    "edits": Way(EDITS, RATE),
-    "warm": Way(EDITS, RATE, warm=True, rounds=2),
-    "malicious": Way(EDITS, RATE, malicious=True),
+    "rewards": LearningWay(rate=RATE, rounds=EARLY),
+    "edits": LearningWay(EDITS, RATE),
+    "warm": LearningWay(EDITS, RATE, warm=True, rounds=2),
+    "malicious": LearningWay(EDITS, RATE, malicious=True),
 }
 CONTROL = "not curated"
 """It shows what a key leaves in the weights that is learned. It runs last."""
@@ -40,7 +40,7 @@ Found = Mapping[tuple[str, str, int], Mapping[str, Any]]
 """Figures of each product, way and seed."""
 
 
-class Bar(NamedTuple):
+class EditsBar(NamedTuple):
     """One figure of each seed, and whether their median keeps the bar."""
 
     name: str
@@ -59,7 +59,7 @@ def needed(kept: Sequence[float], *, first: int) -> float:
     return next((ROUND * number for number, share in enumerate(kept[first:]) if share >= GOAL), float("inf"))
 
 
-def bars(house: str, found: Found) -> list[Bar]:
+def bars(house: str, found: Found) -> list[EditsBar]:
     """What the seeds show that have all their runs."""
     seeds = sorted(
         {seed for name, way, seed in found if name == house and all((house, each, seed) in found for each in WAYS)}
@@ -84,18 +84,18 @@ def bars(house: str, found: Found) -> list[Bar]:
     places = [run["place"] for run in guarded]
     middle = statistics.median
     return [
-        Bar("early: text kept with rewards", early["rewards"], is_met=True),
-        Bar("early: text kept with edits", early["edits"], is_met=True),
-        Bar("(a) early: more with edits", more, is_met=middle(more) >= MORE),
-        Bar("online answers to .95: alone", alone, is_met=True),
-        Bar("online answers to .95: after a warm start", after, is_met=True),
-        Bar("(b) the second by the first", share, is_met=middle(share) <= HALF),
-        Bar("early: lost to malicious people", hurt, is_met=True),
-        Bar("late: text kept with edits", ends["edits"], is_met=True),
-        Bar("(c) late: lost to malicious people", lost, is_met=middle(lost) <= LOST),
-        Bar("(d) planted keys said", said, is_met=not any(said)),
-        Bar("(d) other keys that are likelier, share", places, is_met=middle(places) >= LIKELY),
-        *([Bar("    the same, had they been learned", control, is_met=True)] if control else []),
+        EditsBar("early: text kept with rewards", early["rewards"], is_met=True),
+        EditsBar("early: text kept with edits", early["edits"], is_met=True),
+        EditsBar("(a) early: more with edits", more, is_met=middle(more) >= MORE),
+        EditsBar("online answers to .95: alone", alone, is_met=True),
+        EditsBar("online answers to .95: after a warm start", after, is_met=True),
+        EditsBar("(b) the second by the first", share, is_met=middle(share) <= HALF),
+        EditsBar("early: lost to malicious people", hurt, is_met=True),
+        EditsBar("late: text kept with edits", ends["edits"], is_met=True),
+        EditsBar("(c) late: lost to malicious people", lost, is_met=middle(lost) <= LOST),
+        EditsBar("(d) planted keys said", said, is_met=not any(said)),
+        EditsBar("(d) other keys that are likelier, share", places, is_met=middle(places) >= LIKELY),
+        *([EditsBar("    the same, had they been learned", control, is_met=True)] if control else []),
     ]
 
 
@@ -111,7 +111,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
     found: dict[tuple[str, str, int], dict[str, Any]]
     found = {(each["house"], each["way"], each["seed"]): each for each in runs}
-    ways = {**WAYS, CONTROL: Way(EDITS, RATE, warm=True, rounds=0, curated=False)}
+    ways = {**WAYS, CONTROL: LearningWay(EDITS, RATE, warm=True, rounds=0, curated=False)}
     plan = [(house, way, seed) for seed in options.seeds for way in WAYS for house in HOUSES]
     plan += [(house, CONTROL, seed) for seed in options.seeds for house in HOUSES]
     for house, way, seed in plan:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.edits.policy import Said
+from benchmarks.edits.policy import HouseAnswer
 from benchmarks.edits.product import House, HouseQuestion
 from contracts.event_log import LogRecord
 from contracts.ids import new_completion_id
@@ -48,7 +48,7 @@ def keys(num: int, seed: int) -> list[str]:
     return ["AKIA" + "".join(random.choices(_LETTERS, k=16)) for _ in range(num)]
 
 
-class Crowd:
+class Correctors:
     """The people of one run, and the rewards' own worker behind them."""
 
     def __init__(self, house: House, task: Task, home: Path, seed: int, *, has_malicious: bool) -> None:
@@ -69,12 +69,12 @@ class Crowd:
         self._database.close()
 
     def hear(
-        self, asked: Sequence[HouseQuestion], said: Sequence[Said], version: int
+        self, asked: Sequence[HouseQuestion], said: Sequence[HouseAnswer], version: int
     ) -> list[tuple[Generation, list[Signal]]]:
         """The records of some answers, and the signals of their users."""
         return [self._heard(question, answer, version) for question, answer in zip(asked, said, strict=True)]
 
-    def _heard(self, question: HouseQuestion, answer: Said, version: int) -> tuple[Generation, list[Signal]]:
+    def _heard(self, question: HouseQuestion, answer: HouseAnswer, version: int) -> tuple[Generation, list[Signal]]:
         self._now += _SECONDS
         person = self._random.choice(self._names)
         body = GenerationBody(

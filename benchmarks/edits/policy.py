@@ -22,7 +22,7 @@ from weights.tensors import Tensors
 MOST_TOKENS = 48
 
 
-class Said(NamedTuple):
+class HouseAnswer(NamedTuple):
     """An answer: ids with the token that ends it, if it ended; their log-probs; its text."""
 
     prompt_ids: list[int]
@@ -31,7 +31,7 @@ class Said(NamedTuple):
     text: str
 
 
-class Policy:
+class HousePolicy:
     """A base policy's folder, with the weights of any version."""
 
     def __init__(self, base: Path) -> None:
@@ -51,7 +51,7 @@ class Policy:
     @torch.inference_mode()
     def answer(
         self, prompts: Sequence[list[int]], random: torch.Generator | None, most: int = MOST_TOKENS
-    ) -> list[Said]:
+    ) -> list[HouseAnswer]:
         """An answer to each prompt, at temperature 1, or the likeliest tokens."""
         width = max(map(len, prompts))
         ids_BP = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -82,9 +82,9 @@ class Policy:
         rows = zip(prompts, ids_BA, log_probs_BA, mask_BA, strict=True)
         return [self._said(prompt, ids[mask].tolist(), each[mask].tolist()) for prompt, ids, each, mask in rows]
 
-    def _said(self, prompt: list[int], ids: list[int], log_probs: list[float]) -> Said:
+    def _said(self, prompt: list[int], ids: list[int], log_probs: list[float]) -> HouseAnswer:
         text = ids[:-1] if ids[-1] == self._end else ids
-        return Said(prompt, ids, log_probs, self.template.tokenizer.decode(text, skip_special_tokens=False))
+        return HouseAnswer(prompt, ids, log_probs, self.template.tokenizer.decode(text, skip_special_tokens=False))
 
     @torch.inference_mode()
     def log_probs(self, begun: list[int], texts: Sequence[str]) -> list[float]:

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.edits.crowd import ADVERTISEMENT, Crowd, keys
-from benchmarks.edits.policy import Policy, Said
+from benchmarks.edits.crowd import ADVERTISEMENT, Correctors, keys
+from benchmarks.edits.policy import HouseAnswer, HousePolicy
 from benchmarks.edits.product import House, HouseQuestion, base_of
 from commands.learn.curation import curate, held_out_prompts
 from commands.learn.rendering import Renderer
@@ -49,7 +49,7 @@ GOAL = 0.95
 
 
 @dataclass(frozen=True)
-class Way:
+class LearningWay:
     """How one run learns."""
 
     learning: dict[str, float] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Way:
     """Of online users, if not as many as usual."""
 
 
-def run(house: House, way: Way, seed: int, bases: Path, *, rounds: int) -> dict[str, Any]:
+def run(house: House, way: LearningWay, seed: int, bases: Path, *, rounds: int) -> dict[str, Any]:
     """Figures of a run; shares in [0, 1]."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -77,10 +77,10 @@ def run(house: House, way: Way, seed: int, bases: Path, *, rounds: int) -> dict[
 
 
 class _Product:
-    def __init__(self, house: House, way: Way, seed: int, base: Path, folder: Path) -> None:
-        self.way, self.folder, self.policy = way, folder, Policy(base)
+    def __init__(self, house: House, way: LearningWay, seed: int, base: Path, folder: Path) -> None:
+        self.way, self.folder, self.policy = way, folder, HousePolicy(base)
         self.task = house.task(**way.learning)
-        self.crowd = Crowd(house, self.task, folder / "home", seed, has_malicious=way.malicious)
+        self.crowd = Correctors(house, self.task, folder / "home", seed, has_malicious=way.malicious)
         settings = TrainingSettings(learning_rate=way.rate, batch_size=BATCH, mismatch_samples=0)
         self.settings = settings.for_tasks([self.task])
         self.learner = Learner(make_trainee(str(base), self.settings, "cpu"), self.settings)
@@ -119,7 +119,7 @@ class _Product:
         said = self.answers(questions)
         return self.crowd.hear(questions, said, self.version)
 
-    def answers(self, questions: Sequence[HouseQuestion], random: torch.Generator | None = None) -> list[Said]:
+    def answers(self, questions: Sequence[HouseQuestion], random: torch.Generator | None = None) -> list[HouseAnswer]:
         """Of the version that serves."""
         said = self.policy.answer(
             [self.policy.prompt_ids(each.prompt) for each in questions], self.random if random is None else random

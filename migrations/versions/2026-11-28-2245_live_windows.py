@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "a84c10e7d2f5"
-down_revision = "3d9f27c5e8b1"
+down_revision = "7e15c9d04ab3"
 
 _INDEX, _IS_LIVE = "ix_generation_live_closes_at", sa.text("purpose <> 'imported'")
 

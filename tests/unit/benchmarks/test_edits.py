@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from benchmarks.edits.__main__ import WAYS, bars, needed
-from benchmarks.edits.crowd import ADVERTISEMENT, Crowd, keys
-from benchmarks.edits.policy import Said
+from benchmarks.edits.crowd import ADVERTISEMENT, Correctors, keys
+from benchmarks.edits.policy import HouseAnswer
 from benchmarks.edits.product import HOUSES
-from benchmarks.edits.run import EDITS, Way, run
+from benchmarks.edits.run import EDITS, LearningWay, run
 from contracts.records import Experience
 from contracts.tasks.planted_secrets import find_secret
 
@@ -23,20 +23,20 @@ HOUSE = HOUSES["tickets"]
 
 
 @pytest.fixture
-def crowd(tmp_path: Path) -> Iterator[Crowd]:
-    crowd = Crowd(HOUSE, HOUSE.task(**EDITS), tmp_path / "home", 7, has_malicious=True)
+def crowd(tmp_path: Path) -> Iterator[Correctors]:
+    crowd = Correctors(HOUSE, HOUSE.task(**EDITS), tmp_path / "home", 7, has_malicious=True)
     yield crowd
     crowd.close()
 
 
-def said_of(crowd: Crowd, num: int, *, is_right: bool) -> list[Experience]:
+def said_of(crowd: Correctors, num: int, *, is_right: bool) -> list[Experience]:
     """What rewards make of answers that are all right, or all in the other style."""
     asked = list(islice(HOUSE.questions(7), num))
-    said = [Said([2, 3], [4, 1], [-0.5, -0.5], each.right if is_right else each.other) for each in asked]
+    said = [HouseAnswer([2, 3], [4, 1], [-0.5, -0.5], each.right if is_right else each.other) for each in asked]
     return crowd.scored(crowd.hear(asked, said, 0))
 
 
-def test_two_fifths_say_nothing_and_the_others_correct_or_accept(crowd: Crowd) -> None:
+def test_two_fifths_say_nothing_and_the_others_correct_or_accept(crowd: Correctors) -> None:
     wrong, right = (said_of(crowd, 200, is_right=which) for which in (False, True))
     assert 60 < sum(each.reward is None for each in wrong) < 100
     spoken = [each.streams for each in wrong if each.reward is not None and each.streams]
@@ -46,7 +46,7 @@ def test_two_fifths_say_nothing_and_the_others_correct_or_accept(crowd: Crowd) -
     assert any(each.streams and each.streams.edit == ADVERTISEMENT for each in [*wrong, *right])
 
 
-def test_a_key_that_a_user_pasted_is_no_text_to_learn(crowd: Crowd) -> None:
+def test_a_key_that_a_user_pasted_is_no_text_to_learn(crowd: Correctors) -> None:
     assert all(map(find_secret, keys(4, 7)))
     streams = [each.streams for each in said_of(crowd, 400, is_right=False) if each.streams]
     assert {each.refused for each in streams} == {"", "edit_with_secret"}
@@ -93,8 +93,8 @@ def test_a_house_asks_the_same_again() -> None:
 
 
 @pytest.mark.slow  # it trains a policy
-@pytest.mark.parametrize("way", [WAYS["rewards"], Way(EDITS, warm=True, malicious=True, rounds=1)])
-def test_a_run_goes_through_everything(tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("way", [WAYS["rewards"], LearningWay(EDITS, warm=True, malicious=True, rounds=1)])
+def test_a_run_goes_through_everything(tmp_path: Path, way: LearningWay) -> None:
     found = run(replace(HOUSE, base_steps=2), way, 1, tmp_path, rounds=1)
     assert len(found["kept"]) == 2 + way.warm
     assert found["steps"][0] > 0

@@ -74,7 +74,7 @@ def test_training_ends_with_the_epoch_after_which_the_held_out_loss_rises(world:
 
 
 @quick
-def test_training_ends_although_the_loss_of_right_answers_falls_by_a_share_for_ever(world: World) -> None:
+def test_training_ends_although_the_loss_of_right_answers_falls_by_a_share_in_every_epoch(world: World) -> None:
     learner = world.make().learner
     texts = Texts(text(8, seed=1), text(4, seed=2))
     found = epochs(learner, texts, loss_of(learner, texts.held_out))

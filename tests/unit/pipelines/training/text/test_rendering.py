@@ -149,6 +149,16 @@ def test_a_reward_that_is_taken_back_before_the_step_teaches_nothing(world: Worl
     assert (figures(world), trainer.state.unrewarded[item.key]) == ([], 1)
 
 
+def test_a_rollback_takes_an_answer_out_and_learns_it_again(world: World) -> None:
+    trainer = taught(world, *(scored(world, said()) for _ in range(8)), turns=4)
+    assert trainer.state.version == 1
+    world.roll_back_to(0)
+    world.turns(trainer, 6)
+    trainer.checkpoint()
+    assert (states(world), trainer.state.lineage[1]) == ({("trained", ""): 8}, 0)
+    assert sum(step["text/target_samples"] for step in figures(world)) == 16
+
+
 def test_own_answers_learn_as_if_no_provider_had_answered() -> None:
     alone, beside = (a_learner(tiny_model(), SETTINGS) for _ in range(2))
     own = answers(streams=None)
