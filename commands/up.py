@@ -125,8 +125,6 @@ def up(
             return report
 
         ready = prepare_home(settings, sections, fitting)
-        if (standing := load_provider(ready.settings)) is not None:
-            _ = standing.key  # or a process that needs it would only end
         check.remember()
         check_given(engines_chosen, ready.settings)
         check_announced(ready.settings)
@@ -139,12 +137,14 @@ def up(
 
 
 def provider_of(provider: str | None, model: str, home: Path, **prices: float | None) -> ProviderSettings | None:
-    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key is missing.
+    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key, or that of the home's, is missing.
 
     What the home says of another provider, such as its key and its terms, is not said of this one.
     """
+    held = make_section("[provider]", ProviderSettings, **(read_home_settings(home) or {}).get("provider", {}))
     given = {name: price for name, price in prices.items() if price is not None}
     if provider is None and not model and not given:
+        _ = held.key if held.url else None
         return None
     if provider is None or not model:
         raise InvalidSettings(
@@ -152,8 +152,7 @@ def provider_of(provider: str | None, model: str, home: Path, **prices: float | 
         )
     found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model), **given)
     _ = found.key
-    held = (read_home_settings(home) or {}).get("provider", {}).get("url")
-    return found if held in {None, found.url} else ProviderSettings(**found.model_dump())
+    return found if held.url in {"", found.url} else ProviderSettings(**found.model_dump())
 
 
 def _with_canary(chosen: EngineChoice, home: Path, front: ProviderSettings | None) -> EngineChoice:

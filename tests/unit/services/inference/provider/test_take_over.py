@@ -218,14 +218,15 @@ def test_an_answer_to_what_the_log_has_no_words_for_is_marked(both: Both) -> Non
 
 
 def test_both_arms_are_logged_alike(both: Both, database: Database) -> None:
-    tool = {"type": "function", "name": "book", "parameters": {"type": "object", "properties": {}}}
-    schema = {"type": "object", "properties": {"people": {"type": "integer"}}, "required": ["people"]}
-    form = {"format": {"type": "json_schema", "name": "table", "schema": schema}}
+    form: Any = {"format": {"type": "json_object"}}
     both.provider.answer, bodies = RESPONSE, []
-    for share in (0.0, 1.0):
-        assign(database, 5, CANARY, 1.0 - share)
-        both.client.responses.create(model="demo", input="four", user="a", tools=[tool], text=form)  # type: ignore[list-item, arg-type]
+    assign(database, 5, CANARY, 1.0)
+    both.wait_until_held()
+    for arm in (CANARY, PROVIDER):
+        both.client.responses.create(model="demo", input="four", user="a", text=form)
+        assert both.last().arm == arm
         bodies.append(both.last().open())
+        assign(database, 5, CANARY, 0.0)
     own, theirs = ((body.messages, body.tools, body.tool_choice, body.response_format) for body in bodies)
     assert own == theirs
 
