@@ -7,8 +7,9 @@ import time
 import pytest
 
 from contracts import holds, revocations, rollback
-from contracts.assignments import CANARY, LIVE, PROVIDER, provider_share
+from contracts.assignments import CANARY, LIVE, PROVIDER, move_held, provider_share, read
 from contracts.errors import Held, InvalidValue
+from contracts.version_history import read_left_share
 from runtime.database import Database
 from tests.worlds.release.track import POLICY, Behaviour, TrackWorld
 
@@ -53,6 +54,25 @@ def test_a_rollback_leaves_the_provider_in_front_and_a_pin_takes_its_users(datab
     assert provider_share(world.arms()) == 0.0
     with pytest.raises(Held):
         give(world, 1.0)
+
+
+def test_a_rollback_behind_the_take_over_gives_the_provider_its_users_again(database: Database) -> None:
+    world, why = in_front(database, 0.5), {"policy": POLICY, "writer": "ann", "reason": "r"}
+    world.accept(1, 2, 3)
+    world.point(LIVE, 1)
+    with database.transaction() as connection:  # as a train does that arrives
+        arms = read(connection, POLICY)
+        move_held(connection, POLICY, arms, PROVIDER, None, writer="release", reason="proven")
+        move_held(connection, POLICY, arms, LIVE, 2, writer="release", reason="proven", share=1.0)
+    world.point(LIVE, 3)
+    for target, share in ((2, 0.0), (1, 0.5)):
+        with database.transaction() as connection:
+            plan = rollback.roll_back(connection, to=target, **why)  # type: ignore[arg-type] # texts
+        assert (plan.provider_share, provider_share(world.arms()), world.versions()[LIVE]) == (share, share, target)
+    give(world, 0.0)  # an operator goes over to the live version
+    world.point(LIVE, 4)
+    with database.snapshot() as connection:
+        assert [read_left_share(connection, POLICY, version) for version in (0, 1, 4)] == [0.5, 0.0, 0.0]
 
 
 def test_a_worse_version_leaves_the_provider_in_front_and_is_not_revoked(database: Database) -> None:
