@@ -15,6 +15,7 @@ from contracts.ids import new_completion_id
 from contracts.keys import Caller
 from contracts.tasks import Task
 from services.http import InferenceCaller, off_loop, reply, with_caller
+from services.inference.arrival import PURPOSE_HEADER, AnswerPath, Arrival, attempt_of, identity_of, with_labels
 from services.inference.dialects.anthropic_replies import in_anthropics_shape
 from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import RequestPlan
@@ -25,7 +26,6 @@ from services.inference.provider.passing import Passing
 from services.inference.provider.records import PassedCall
 from services.inference.provider.responses import Responses
 from services.inference.requests import ChatRequest
-from services.inference.responder import PURPOSE_HEADER, Arrival, attempt_of, identity_of, with_labels
 from services.inference.terms import read_terms
 from services.limits import Limit
 from services.provider import ProviderSettings, Spoken
@@ -49,11 +49,11 @@ class Front:
         """Answer a request; it counts against the caller's limit before its body is read."""
         headers, body = await self.limit.check(caller), await client.body()
         scope, asked = identity_of(client, caller, body)
-        call = await self.call_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
-        if call.terms.version is not None or not call.terms.requirement.any_will_do:
+        path = await self.path_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
+        if path.terms.version is not None or not path.terms.requirement.any_will_do:
             raise InvalidRequest(f"there are no versions here: {self.provider.origin} answers", param="model")
-        key = client.headers.get("idempotency-key") if call.terms.logged else None
-        response = await self.repeats.once(key, scope, asked, partial(self.passing.respond, call, client))
+        key = client.headers.get("idempotency-key") if path.terms.logged else None
+        response = await self.repeats.once(key, scope, asked, path.begin)
         response.headers.update(headers)
         return response
 
@@ -61,6 +61,11 @@ class Front:
         """The request, for the policy also if it has the provider's name of the model: apps may keep that."""
         is_theirs = request.model == self.provider.model
         return msgspec.structs.replace(request, model=self.policy) if is_theirs else request
+
+    async def path_of(self, sent: Arrival, plan: RequestPlan | None = None) -> AnswerPath:
+        """The path to the provider. Raises as `call_of` does."""
+        call = await self.call_of(sent, plan)
+        return AnswerPath(call.terms, partial(self.passing.respond, call, sent.client))
 
     async def call_of(self, arrived: Arrival, plan: RequestPlan | None = None) -> PassedCall:
         """What is passed on. `plan`: as which the own versions would have answered it; id, terms and draw are those of the plan.
