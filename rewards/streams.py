@@ -13,6 +13,9 @@ from contracts.tasks.planted_secrets import find_secret
 from rewards.episode import UnpackedEpisode
 from rewards.rubric import WeightedVerdict
 
+_EDITORS = frozenset(("user", "operator"))
+"""Whose edits are learned: a judge's text is a model's, and no cap of a person's votes holds for it."""
+
 
 def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> Streams | None:
     """None: its reward alone teaches, as by default. Where no vote counts, no text does."""
@@ -34,8 +37,9 @@ def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> S
 
 
 def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
-    """The newest text that a user made of the answer: a correction, or the value of a signal that means an edit."""
-    for signal in sorted(signals, key=lambda each: (each.at, each.id), reverse=True):
+    """The newest text that a person made of the answer: a correction, or the value of a signal that means an edit."""
+    people = (signal for signal in signals if signal.submitter.kind in _EDITORS)
+    for signal in sorted(people, key=lambda each: (each.at, each.id), reverse=True):
         rule = task.signals.get(signal.name)
         if rule is not None and signal.correction is not None:
             return signal.correction

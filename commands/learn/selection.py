@@ -31,7 +31,6 @@ GOOD, BAD = 0.9, 0.1
 ANONYMOUS = "anonymous"
 _PAGE = 1000
 _LEARNED = frozenset(("user", "imported"))
-_EDITORS = frozenset(("user", "operator"))
 RecordType = TypeVar("RecordType", bound=Record)
 
 
@@ -193,7 +192,7 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
 def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Task) -> Iterator[Remark]:
     """What one answer teaches. An edit says more than a vote: where there is one, it alone counts."""
     signals = sorted(about.signals.values(), key=lambda item: (item.at, item.id))
-    edits = [signal for signal in signals if signal.submitter.kind in _EDITORS and edit_in(task, [signal]) is not None]
+    edits = [signal for signal in signals if edit_in(task, [signal]) is not None]
     if edits:
         text, person = edit_in(task, edits[-1:]) or "", _person(edits[-1], record)
         yield Remark(

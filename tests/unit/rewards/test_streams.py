@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from contracts.records import Experience, GenerationBody, Provided, Signal, Streams, pack_body
+from contracts.records import Experience, GenerationBody, Provided, Signal, Streams, Submitter, pack_body
 from contracts.tasks import Task
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -48,6 +48,12 @@ def test_an_experience_carries_the_newest_edit_and_the_weights_of_its_task(datab
 
 def test_any_signal_may_carry_a_correction(database: Database) -> None:
     assert sent(database, EDITS, {"correction": RIGHT}) == Streams(ce=1.0, pair=0.5, edit=RIGHT)
+
+
+@pytest.mark.parametrize("kind", ["judge", "code"])
+def test_only_people_edit(database: Database, kind: Any) -> None:
+    said = edited("{}") | {"submitter": Submitter(id="it", kind=kind)}
+    assert sent(database, EDITS, edited(RIGHT), said) == Streams(ce=1.0, pair=0.5, edit=RIGHT)
 
 
 @pytest.mark.parametrize(

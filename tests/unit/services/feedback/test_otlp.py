@@ -148,6 +148,7 @@ def test_bad_evaluations_are_refused_by_name(feedback: Feedback, event: dict[str
     ("body", "how", "status", "says"),
     [
         (SPANS[:-20], (PROTOBUF, "gzip"), 400, "ends in the middle"),
+        (SPANS * 2, (PROTOBUF, "gzip"), 400, "goes on behind it"),
         (SPANS[20:], (PROTOBUF, "gzip"), 400, "is not gzip"),
         (gzip.decompress(SPANS)[:-30], (PROTOBUF, ""), 400, "is not protobuf"),
         (gzip.compress(bytes(50_000_000), 9), (PROTOBUF, "gzip"), 413, "an unpacked body may have up to 4 MiB"),
@@ -157,7 +158,7 @@ def test_bad_evaluations_are_refused_by_name(feedback: Feedback, event: dict[str
         (b"{}", ("text/plain", ""), 415, "content-type"),
         (b"{}", ("application/json", "br"), 415, "content-encoding"),
     ],
-    ids=["cut", "no header", "cut inside", "bomb", "large", "cut json", "list", "media", "encoding"],
+    ids=["cut", "two", "no header", "cut inside", "bomb", "large", "cut json", "list", "media", "encoding"],
 )
 def test_bodies_that_cannot_be_read_are_refused(
     feedback: Feedback, body: bytes, how: tuple[str, str], status: int, says: str
