@@ -254,7 +254,7 @@ def test_a_home_with_a_provider_does_not_start_without_its_key(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    write_settings(settings, {"provider": ProviderSettings(**chosen("openai", "gpt"))})  # type: ignore[arg-type]
+    write_settings(settings, {"provider": ProviderSettings(**chosen("openai", "gpt"))})
     assert "OPENAI_API_KEY is not set" in refused_up(*UP, "--home", str(settings.home)).stderr
 
 

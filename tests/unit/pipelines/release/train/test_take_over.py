@@ -10,6 +10,7 @@ from contracts import holds, revocations, rollback
 from contracts.assignments import CANARY, LIVE, PROVIDER, move_held, provider_share, read
 from contracts.errors import Held, InvalidValue
 from contracts.version_history import read_left_share
+from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
 from tests.worlds.release.track import POLICY, Behaviour, TrackWorld
 
@@ -85,6 +86,20 @@ def test_a_worse_version_leaves_the_provider_in_front_and_is_not_revoked(databas
     assert (world.versions()[LIVE], provider_share(world.arms())) == (0, 1.0)
     with database.snapshot() as connection:
         assert not revocations.read(connection, POLICY)
+
+
+@pytest.mark.parametrize(("metrics", "state"), [([{"name": "reward"}], "withdrawn"), ([], "revoked")])
+def test_a_version_that_the_shadow_finds_worse_is_spared_and_a_broken_one_is_not(
+    database: Database, metrics: list[dict[str, str]], state: str
+) -> None:
+    world = in_front(database, 1.0)
+    world.settings = world.settings.model_copy(update={"shadow_prompts": 10})
+    world.shadow = lambda _train, _: ShadowResult(True, "refused", {"metrics": metrics})
+    world.restarted()
+    world.begin(3)
+    world.look(2)
+    [held] = world.trains()
+    assert held.state == state
 
 
 def test_who_moves_the_share_ends_the_train(database: Database) -> None:
