@@ -78,6 +78,8 @@ def with_tokens(
     def refused(reason: str) -> Experience:
         return replace(experience, streams=replace(streams, refused=reason))
 
+    if not streams.edit and streams.is_good is None:
+        return refused("provider")
     if renderer is None or answer is None:
         return refused("provider" if renderer else NO_TOKENIZER)
     try:

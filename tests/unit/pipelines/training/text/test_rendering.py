@@ -14,6 +14,7 @@ from contracts.event_log import LogPlace
 from contracts.records import Experience, Generation, Provided, Streams, pack_body
 from contracts.topics import GENERATIONS
 from pipelines.training.learning.learner import Learner
+from pipelines.training.text.rendering import with_tokens
 from pipelines.training.text.samples import TextRow
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores
@@ -92,6 +93,12 @@ def test_an_accepted_answer_is_a_target_in_the_policys_own_tokens(world: World) 
     [step] = figures(world)
     assert (step["num_samples"], step["text/target_samples"]) == (4, 4)
     assert {step[name] for name in ("reward_mean", "k3", "entropy", "ess")} == {None}  # no policy of this home answered
+
+
+def test_silence_about_an_answer_is_not_rendered() -> None:
+    item = experience(streams=Streams(ce=1.0), origin="openai")
+    found = with_tokens(item, b"not read", None, CONTEXT)
+    assert found.streams == Streams(rl=0.0, ce=1.0, refused="provider")
 
 
 @pytest.mark.parametrize(
