@@ -49,14 +49,14 @@ def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
 
 
 def why_unlearnable(item: UnpackedEpisode, edit: str | None) -> str:
-    """Why the text of an edit cannot stand in the answer's place, or a provider's answer cannot be learned word by word; empty if it can.
+    """Why the text of an edit cannot stand in the answer's place, or an answer cannot be learned word by word; empty if it can.
 
     Calls and reasoning are marks of the template, which the text of an answer does not contain.
     """
     if item.turn.provided is not None:
         refused = _why_not_taught(item, item.turn.provided, is_edited=edit is not None)
     else:
-        refused = "" if edit is None else _why_marked(item)
+        refused = _why_secret(item) if edit is None else _why_marked(item)
     if refused or edit is None:
         return refused
     if not edit.strip():
@@ -79,4 +79,8 @@ def _why_not_taught(item: UnpackedEpisode, provided: Provided, *, is_edited: boo
         return "tool_call"
     if item.turn.finish_reason != "stop" and not is_edited:
         return "cut"  # it would be learned that an answer ends there
+    return _why_secret(item)
+
+
+def _why_secret(item: UnpackedEpisode) -> str:
     return "answer_with_secret" if find_secret(item.body.text) else ""

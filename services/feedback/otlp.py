@@ -91,7 +91,7 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
         except InvalidRequest as error:
             await intake.reject(error.code)
             raise
-        await limit.check(caller, len(found.items))
+        await limit.check(caller, max(1, len(found.items)))  # reading spans is work too
         TELEMETRY_IGNORED.labels("otlp").inc(found.num_ignored)
         results = await intake.submit(found.items, caller, len(body))
         refused = [result for result in results if isinstance(result, MillraceError)]

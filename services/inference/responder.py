@@ -114,7 +114,7 @@ class Responder:
             return await (await self._elsewhere(sent, error)).begin()
 
     async def _elsewhere(self, sent: Arrival, error: InvalidRequest) -> AnswerPath:
-        """The path to the provider for a request that own versions cannot take. Raises `error`: it has no users, or cannot be asked for this."""
+        """The path to the provider, for a request that the own versions cannot take. Raises `error`: it has no users, or cannot be asked for this."""
         front = self.front
         if front is None or not front.passes(sent.spoken):
             raise error

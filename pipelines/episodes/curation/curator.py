@@ -83,9 +83,9 @@ class DigestIndex:
         # A shared band only makes a candidate: its eight places may agree by chance.
         near = [other for band in _bands_of(digest) for other in islice(self._bands.get(band, ()), _MOST_COMPARED)]
         distinct = list({id(other): other for other in near}.values())
-        others_NP = np.frombuffer(b"".join(distinct), np.uint32).reshape(-1, _NUM_PERMUTATIONS)
-        agreeing_N = (others_NP == np.frombuffer(digest, np.uint32)).sum(axis=1)
-        return [one for one, num in zip(distinct, agreeing_N.tolist(), strict=True) if num >= self._num_places]
+        others = np.frombuffer(b"".join(distinct), np.uint32).reshape(-1, _NUM_PERMUTATIONS)
+        agreeing = (others == np.frombuffer(digest, np.uint32)).sum(axis=1)
+        return [one for one, num in zip(distinct, agreeing.tolist(), strict=True) if num >= self._num_places]
 
     def add(self, digest: Digest) -> None:
         """Keep a digest."""

@@ -43,7 +43,7 @@ def test_text_becomes_version_1_and_is_told_to_the_ledger(world: World) -> None:
 
 
 @quick
-def test_what_a_trainer_had_named_before_is_told_as_trained_and_learned_once(world: World) -> None:
+def test_what_a_trainer_had_named_before_is_told_as_trained(world: World) -> None:
     trainer = world.start()
     said = [experience(key=sample.key, origin="openai") for sample in TEXTS.trained]
     world.add(*said)

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +14,10 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from tests.unit.services.feedback.conftest import Feedback
-from tests.unit.services.serving import wait_until
+from runtime.database import Database
+from services.feedback.app import create_app
+from tests.unit.services.feedback.conftest import Feedback, FullLog
+from tests.unit.services.serving import make_home, serve, wait_until
 
 ANSWER = "chatcmpl-01a2242d-2785-7a2b-bbf8-0c64ad6dc0ca"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -122,6 +125,18 @@ def test_spans_without_evaluations_are_named_and_not_kept(feedback: Feedback) ->
     assert (told.rejected_spans, told.error_message) == (0, "1 without gen_ai.evaluation.result are not kept")
     assert post(feedback, json.dumps(span()).encode(), media="application/json").json()["partialSuccess"]
     assert feedback.num_received() == 0
+
+
+def test_requests_without_evaluations_or_scores_count_against_the_limit_too(
+    tmp_path: Path, database: Database, full_log: FullLog
+) -> None:
+    settings = make_home(tmp_path).model_copy(update={"signals_per_minute": 2})
+    with serve(create_app(settings, event_log=full_log)) as url:
+        feedback = Feedback(settings, database, full_log, url)
+        scoreless = (b'{"batch": []}', "api/public/ingestion", "application/json")
+        answers = [post(feedback, SPANS_WITHOUT, packed="gzip"), *(post(feedback, *scoreless) for _ in range(2))]
+
+    assert [answer.status_code for answer in answers] == [200, 207, 429]
 
 
 @pytest.mark.parametrize(
