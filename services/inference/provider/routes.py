@@ -94,9 +94,9 @@ class Front:
         Raises InvalidRequest: it names a version, or has no form that is passed on; Unsupported: the provider speaks another dialect.
         """
         client, caller, body, spoken, attempt = arrived
-        if spoken is None or spoken not in self.provider.dialects:
-            speaks, what = ", ".join(self.provider.dialects), spoken or "completions of prompts"
-            raise Unsupported(f"{self.provider.origin}, which answers here, speaks {speaks} and not {what}")
+        if spoken is None or not self.passes(spoken):
+            speaks = ", ".join(self.provider.dialects)
+            raise Unsupported(f"{self.provider.origin}, which answers here, speaks {speaks} and not {spoken}")
         dialect = DIALECTS[spoken]
         body = body if conversation is None else with_conversation(body, conversation)
         sent = await off_loop(dialect.read, body)
