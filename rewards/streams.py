@@ -73,6 +73,8 @@ def _why_marked(item: UnpackedEpisode) -> str:
 def _why_not_taught(item: UnpackedEpisode, provided: Provided, *, is_edited: bool) -> str:
     if not provided.may_train:
         return "may_not_train"
+    if provided.is_partial:
+        return "partial"
     if item.body.tool_calls:
         return "tool_call"
     if item.turn.finish_reason != "stop" and not is_edited:

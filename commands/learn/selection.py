@@ -150,6 +150,13 @@ def _heard(log: EventLog, partition: int, tasks: Mapping[str, Task], left_out: C
     return heard
 
 
+def _why_not_provided(record: Generation) -> str:
+    # Of imported text nobody but the operator who imported it knows the terms: they are declared by importing it and learning from it.
+    if record.provided is None or record.purpose == "imported":
+        return ""
+    return "provider_terms" if not record.provided.may_train else "partial" if record.provided.is_partial else ""
+
+
 def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_out: Counter[str]) -> Iterator[Remark]:
     task = tasks.get(record.task)
     if record.purpose not in _LEARNED or task is None:
@@ -161,9 +168,8 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
     if about.is_refused or about.weight <= 0:
         left_out["not_believed"] += 1
         return
-    # Of imported text nobody but the operator who imported it knows the terms: they are declared by importing it and learning from it.
-    if record.provided is not None and not record.provided.may_train and record.purpose != "imported":
-        left_out["provider_terms"] += 1
+    if refused := _why_not_provided(record):
+        left_out[refused] += 1
         return
     try:
         body = record.open()

@@ -5,6 +5,8 @@ purposes are the same for every dialect.
 
 With a provider in front, a request is planned first: if its arm is the provider, it goes there as it was sent, under the plan's id and draw.
 What the own versions cannot take goes there without a draw, whatever its arm would have been: so both arms of a comparison get the same.
+What the provider does not speak is answered by the live version, and not compared either. Nor is what goes on from a response: that of a
+provider goes on there, also when its users went over; that of an own version goes with its conversation to whom it was drawn.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request, Response
 
 from contracts.assignments import PROVIDER, provider_share
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, NotFound
 from contracts.keys import Caller
 from services.inference.arrival import PURPOSE_HEADER, AnswerPath, Arrival, attempt_of, identity_of, with_labels
 from services.inference.endpoint import Endpoint
@@ -34,6 +36,8 @@ class Asked(NamedTuple):
 
     requests: Sequence[ChatRequest]
     replies: MakeReplies = ChatReplies
+    conversation: Sequence[dict[str, Any]] | None = None
+    """The whole of it as items, if the body only refers to its beginning."""
 
 
 class InFront(Protocol):
@@ -43,8 +47,21 @@ class InFront(Protocol):
         """The request, for the policy also if it has the provider's name of the model."""
         ...
 
-    async def path_of(self, sent: Arrival, plan: RequestPlan | None = None) -> AnswerPath:
+    def passes(self, spoken: Spoken | None) -> bool:
+        """Whether it speaks this dialect."""
+        ...
+
+    async def path_of(
+        self,
+        sent: Arrival,
+        plan: RequestPlan | None = None,
+        conversation: Sequence[dict[str, Any]] | None = None,
+    ) -> AnswerPath:
         """The path to the provider, under id, terms and draw of the plan. Raises InvalidRequest."""
+        ...
+
+    async def goes_on(self, sent: Arrival) -> bool:
+        """Whether a request goes on from a response of the provider's. Raises InvalidRequest."""
         ...
 
 
@@ -76,22 +93,41 @@ class Responder:
         return response
 
     async def _path_of(self, sent: Arrival, read: Callable[[bytes], Awaitable[Asked]]) -> AnswerPath:
-        front = self.front
         try:
             asked = await read(sent.body)
             plans = [await self._plan(request, sent) for request in asked.requests]
-        except InvalidRequest:
-            if front is None or sent.spoken is None or not provider_share(await self.planner.arms.assignments.held()):
-                raise
-            path = await front.path_of(sent)
-            if not path.terms.may_draw:
-                raise
-            return path
-        plan = plans[0]
-        if front is not None and plan.drawn.arm.name == PROVIDER:
-            return await front.path_of(sent, plan)
-        answer = self.endpoint.stream if plan.request.stream else self.endpoint.answer
-        return AnswerPath(plan.terms, partial(answer, plans, sent.client, asked.replies))
+        except InvalidRequest as error:
+            return await self._elsewhere(sent, error)
+        if (front := self.front) is not None:
+            passes, is_drawn = front.passes(sent.spoken), plans[0].drawn.arm.name == PROVIDER
+            if (asked.conversation is not None or not passes) and (is_drawn or await self._provider_share()):
+                plans = [plan.uncompared(passes=passes) for plan in plans]
+            if is_drawn and passes:
+                return await front.path_of(sent, plans[0], asked.conversation)
+        return AnswerPath(plans[0].terms, partial(self._answer, plans, sent, asked.replies))
+
+    async def _answer(self, plans: Sequence[RequestPlan], sent: Arrival, replies: MakeReplies) -> Response:
+        answer = self.endpoint.stream if plans[0].request.stream else self.endpoint.answer
+        try:
+            return await answer(plans, sent.client, replies)
+        except InvalidRequest as error:  # what an engine cannot take either
+            return await (await self._elsewhere(sent, error)).begin()
+
+    async def _elsewhere(self, sent: Arrival, error: InvalidRequest) -> AnswerPath:
+        """The path to the provider of what the own versions cannot take. Raises `error`: it has no users, or cannot be asked for this."""
+        front = self.front
+        if front is None or not front.passes(sent.spoken):
+            raise error
+        has_users = await self._provider_share() > 0.0
+        if not has_users and not (isinstance(error, NotFound) and await front.goes_on(sent)):
+            raise error
+        path = await front.path_of(sent)
+        if not path.terms.may_draw:
+            raise error
+        return path
+
+    async def _provider_share(self) -> float:
+        return provider_share(await self.planner.arms.assignments.held())
 
     async def _plan(self, request: ChatRequest, sent: Arrival) -> RequestPlan:
         request = with_labels(request, sent.client.headers, sent.caller)

@@ -36,7 +36,7 @@ def add_attribution_route(service: FastAPI, database: Database, requests: Limit)
         """What became of an answer: its signals, its reward and the parts of it, the version that learned it.
 
         Each choice has a `state` of the ledger; while that is `pending`, `waits_for` says for what: `signals`, `reward` or `training`.
-        `scores` and `outcomes` have every revision, the newest last; `reward` is the newest. `valid` false: a rollback or restart of the
+        `scores` and `outcomes` have the newest 50 and 100, in order; `reward` is the newest. `valid` false: a rollback or restart of the
         trainer took this outcome back.
         """
         headers = await requests.check(caller)

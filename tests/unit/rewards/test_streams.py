@@ -65,6 +65,7 @@ def test_only_people_edit(database: Database, kind: Any) -> None:
         (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, None, "edit_of_tool_call"),
         (RIGHT, {"reasoning": "hm"}, None, "edit_of_reasoning"),
         (RIGHT, {}, Provided(origin="openai"), "may_not_train"),
+        (RIGHT, {}, Provided(origin="openai", may_train=True, is_partial=True), "partial"),
         (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, TERMS, "tool_call"),
         (RIGHT, {"text": "AKIA" + "IOSFODNN7EXAMPLE"}, TERMS, "answer_with_secret"),
         ("", {}, TERMS, "empty_edit"),
