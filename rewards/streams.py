@@ -15,6 +15,7 @@ from rewards.rubric import WeightedVerdict
 
 _EDITORS = frozenset(("user", "operator"))
 """Whose edits are learned: a judge's text is a model's, and no cap of a person's votes holds for it."""
+_LEAKS = "answer_with_secret"
 
 
 def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> Streams | None:
@@ -33,7 +34,10 @@ def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> S
     said = [score for score in learned.scores if score.name in task.signals and score.weight > 0]
     if not said or said[0].value is None:
         return found
-    return replace(found, is_good=learned.verdict.fault != "model" and said[0].value > middle)
+    is_good = learned.verdict.fault != "model" and said[0].value > middle
+    if is_good and find_secret(item.body.text):
+        return replace(found, refused=_LEAKS)
+    return replace(found, is_good=is_good)
 
 
 def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
@@ -49,14 +53,14 @@ def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
 
 
 def why_unlearnable(item: UnpackedEpisode, edit: str | None) -> str:
-    """Why the text of an edit cannot stand in the answer's place, or an answer cannot be learned word by word; empty if it can.
+    """Why the text of an edit cannot stand in the answer's place, or a provider's answer cannot be learned word by word; empty if it can.
 
     Calls and reasoning are marks of the template, which the text of an answer does not contain.
     """
     if item.turn.provided is not None:
         refused = _why_not_taught(item, item.turn.provided, is_edited=edit is not None)
     else:
-        refused = _why_secret(item) if edit is None else _why_marked(item)
+        refused = "" if edit is None else _why_marked(item)
     if refused or edit is None:
         return refused
     if not edit.strip():
@@ -79,8 +83,4 @@ def _why_not_taught(item: UnpackedEpisode, provided: Provided, *, is_edited: boo
         return "tool_call"
     if item.turn.finish_reason != "stop" and not is_edited:
         return "cut"  # it would be learned that an answer ends there
-    return _why_secret(item)
-
-
-def _why_secret(item: UnpackedEpisode) -> str:
-    return "answer_with_secret" if find_secret(item.body.text) else ""
+    return _LEAKS if is_edited and find_secret(item.body.text) else ""

@@ -81,10 +81,13 @@ def test_text_that_cannot_stand_in_the_answers_place_is_refused_by_name(
     assert streams == Streams(ce=1.0, pair=0.5, refused=reason)
 
 
-def test_an_answer_with_a_secret_is_no_target_however_users_like_it(database: Database) -> None:
-    task = a_task(rl=0.0, ce=1.0)
-    said = sent(database, task, {"value": True}, text="AKIA" + "IOSFODNN7EXAMPLE")
-    assert said == Streams(rl=0.0, ce=1.0, refused="answer_with_secret")
+@pytest.mark.parametrize("provided", [None, TERMS])
+def test_an_answer_with_a_secret_is_no_target_however_users_like_it(
+    database: Database, provided: Provided | None
+) -> None:
+    text = '{"party":2,"name":"AKIA' + 'IOSFODNN7EXAMPLE"}'
+    said = [sent(database, EDITS, {"value": value}, text=text, provided=provided) for value in (True, False)]
+    assert said == [Streams(ce=1.0, pair=0.5, refused="answer_with_secret"), Streams(ce=1.0, pair=0.5, is_good=False)]
 
 
 def test_what_users_say_of_an_answer_is_a_thumb_unless_somebody_edited_it(database: Database) -> None:
