@@ -84,7 +84,7 @@ def up(
     of_policy = (learning_rate, adapter, sentinels, engine, engine_python, engines, engine_url, slots)
     if policy is None and any(value is not None for value in of_policy):
         raise InvalidSettings(_WAYS)
-    front = provider_of(provider, provider_model, input_price=input_price, output_price=output_price)
+    front = provider_of(provider, provider_model, home, input_price=input_price, output_price=output_price)
     if policy is None:
         if front is None:
             raise InvalidSettings(_WAYS)
@@ -136,10 +136,15 @@ def up(
             supervisor.watch(threading.Event())
 
 
-def provider_of(provider: str | None, model: str, **prices: float | None) -> ProviderSettings | None:
-    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key is missing."""
+def provider_of(provider: str | None, model: str, home: Path, **prices: float | None) -> ProviderSettings | None:
+    """What `--provider` and the options beside it say; None: nothing. Raises InvalidSettings; also if its key, or that of the home's, is missing.
+
+    What the home says of another provider, such as its key and its terms, is not said of this one.
+    """
+    held = make_section("[provider]", ProviderSettings, **(read_home_settings(home) or {}).get("provider", {}))
     given = {name: price for name, price in prices.items() if price is not None}
     if provider is None and not model and not given:
+        _ = held.key if held.url else None
         return None
     if provider is None or not model:
         raise InvalidSettings(
@@ -147,7 +152,7 @@ def provider_of(provider: str | None, model: str, **prices: float | None) -> Pro
         )
     found = make_section("--provider", ProviderSettings, **chosen_provider(provider, model), **given)
     _ = found.key
-    return found
+    return found if held.url in {"", found.url} else ProviderSettings(**found.model_dump())
 
 
 def _with_canary(chosen: EngineChoice, home: Path, front: ProviderSettings | None) -> EngineChoice:

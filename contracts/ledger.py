@@ -56,7 +56,7 @@ GENERATION_STATES = frozenset((
 ))  # fmt: skip
 """A dead letter has no row: code that reads the log counts it."""
 MAX_SIGNALS, MAX_SCORES, MAX_OUTCOMES = 200, 50, 100
-"""Of one answer, in its history."""
+"""Of one answer, in its history: the newest."""
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 
@@ -135,12 +135,12 @@ def find_answer(connection: Connection, completion_id: str, choice: int) -> Answ
     is_valid = _is_valid(outcome.c.writer, outcome.c.epoch, outcome.c.sequence).label("is_valid")
     became = select(*told, is_valid).where(outcome.c.key == key)
     histories: tuple[Select[Any], ...] = (
-        about.order_by(signal.c.received_at, signal.c.id).limit(MAX_SIGNALS),
-        earned.order_by(score.c.revision).limit(MAX_SCORES),
-        became.order_by(*outcome.c["at", "epoch", "revision"]).limit(MAX_OUTCOMES),
+        about.order_by(signal.c.received_at.desc(), signal.c.id.desc()).limit(MAX_SIGNALS),
+        earned.order_by(score.c.revision.desc()).limit(MAX_SCORES),
+        became.order_by(*(of.desc() for of in outcome.c["at", "epoch", "revision"])).limit(MAX_OUTCOMES),
     )
     choices = list(connection.execute(siblings).scalars())
-    return AnswerRecord(head, record, problem, choices, *(list(connection.execute(rows)) for rows in histories))
+    return AnswerRecord(head, record, problem, choices, *(list(connection.execute(rows))[::-1] for rows in histories))
 
 
 def signal_counts(connection: Connection) -> LedgerCounts:

@@ -98,6 +98,8 @@ class Provided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """US dollars; None: not known."""
     may_train: bool = False
     """True if the provider's terms let other models learn from its text."""
+    is_partial: bool = False
+    """True if it was told more than the log has: an earlier response, or an image."""
     import_id: str = ""
     """The import that logged it; empty: it was answered here."""
 

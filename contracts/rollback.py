@@ -32,7 +32,15 @@ from contracts.assignments import (
 )
 from contracts.errors import Conflict, InvalidRequest, InvalidValue
 from contracts.revocations import Treatment
-from contracts.version_history import BASE, Parents, read_accepted, read_live_history, read_parents, require_heard
+from contracts.version_history import (
+    BASE,
+    Parents,
+    read_accepted,
+    read_left_share,
+    read_live_history,
+    read_parents,
+    require_heard,
+)
 
 
 class RollbackPlan(NamedTuple):
@@ -44,6 +52,8 @@ class RollbackPlan(NamedTuple):
     """Versions that it revokes, in order, without those that are already revoked."""
     kept: tuple[int, ...]
     """The target and its ancestors down to the base: samples learned in these versions stay learned."""
+    provider_share: float = 0.0
+    """What a provider in front gets again: its users left it for a version after the target."""
 
 
 def left_behind(live_history: Sequence[int | None]) -> set[int]:
@@ -123,7 +133,8 @@ def read_plan(
     wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
     before = revocations.read(connection, policy)
     revoked = tuple(version for version in wanted if version not in before)
-    return RollbackPlan(live.version, target, revoked, tuple(known.lineage(target)))
+    share = read_left_share(connection, policy, target)
+    return RollbackPlan(live.version, target, revoked, tuple(known.lineage(target)), share)
 
 
 def roll_back(
@@ -156,9 +167,12 @@ def roll_back(
         held, goes_back = arms.get(arm), arm in (LIVE, TRAINING)
         # Candidate, live and training move, even to the same version. The new epoch of `training` tells the trainer to restart from
         # there. The new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
-        if arm == PROVIDER or (arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked)):
+        if arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked):
             continue
-        version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, 0.0)
+        if arm == PROVIDER and not plan.provider_share:
+            continue
+        given = plan.provider_share if arm == PROVIDER else 0.0
+        version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, given)
         move_held(connection, policy, arms, arm, version, writer=writer, reason=reason, share=share)
     holds.end_pin(connection, policy, writer=writer, reason=f"rolled back to v{plan.target}: {reason}")
     return plan

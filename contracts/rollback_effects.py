@@ -70,6 +70,10 @@ def describe(plan: RollbackPlan, effects: Effects, now: float | None = None) -> 
         else "No further version is revoked.",
         f"{effects.num_undone:,} of {effects.num_learned:,} learned samples are undone: the weights no longer contain them.",
     ]
+    if plan.provider_share:
+        lines.append(
+            f"The provider gets {plan.provider_share:.0%} of the users again: they left it for a later version than v{plan.target}."
+        )
     if effects.since is not None:
         began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(effects.since))
         hours = max(0.0, (time.time() if now is None else now) - effects.since) / 3600.0

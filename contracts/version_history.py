@@ -12,7 +12,7 @@ from typing import Protocol
 from sqlalchemy import Connection, and_, or_, select
 from sqlalchemy.orm import aliased
 
-from contracts.assignments import LIVE
+from contracts.assignments import LIVE, PROVIDER
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.revocations import claimed_parents
 from contracts.tables import assignment_change, train_hold, verdict
@@ -54,6 +54,27 @@ def read_assigned_since(connection: Connection, policy: str, since: float) -> se
         .where(move.policy == policy, move.version.is_not(None), or_(after.at.is_(None), after.at >= since))
     )
     return set(connection.execute(statement).scalars())
+
+
+def read_left_share(connection: Connection, policy: str, version: int) -> float:
+    """The share of the users that a provider in front had before they left it, if `version` was not live since then; else 0.
+
+    Who ends the share and moves `live` for the same reason, as a train that arrives, says that this version is the first one.
+    """
+    change = assignment_change.c
+    moves = select(*change["arm", "version", "share", "reason"]).where(
+        change.policy == policy, change.arm.in_((LIVE, PROVIDER))
+    )
+    share, live, left, since = 0.0, None, None, set[int | None]()
+    for move in connection.execute(moves.order_by(change.at, change.arm.desc())):
+        if move.arm == LIVE:
+            live = move.version
+            since = {live} if move.reason == left else since | {live}
+        elif move.share or not share:
+            share, left = move.share, None
+        elif left is None:
+            left, since = move.reason, {live}
+    return 0.0 if left is None or version in since else share
 
 
 def require_heard(connection: Connection, policy: str, version: int, param: str) -> None:

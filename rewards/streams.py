@@ -13,6 +13,10 @@ from contracts.tasks.planted_secrets import find_secret
 from rewards.episode import UnpackedEpisode
 from rewards.rubric import WeightedVerdict
 
+_EDITORS = frozenset(("user", "operator"))
+"""Whose edits are learned: a judge's text is a model's, and no cap of a person's votes holds for it."""
+_LEAKS = "answer_with_secret"
+
 
 def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> Streams | None:
     """None: its reward alone teaches, as by default. Where no vote counts, no text does."""
@@ -30,12 +34,16 @@ def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> S
     said = [score for score in learned.scores if score.name in task.signals and score.weight > 0]
     if not said or said[0].value is None:
         return found
-    return replace(found, is_good=learned.verdict.fault != "model" and said[0].value > middle)
+    is_good = learned.verdict.fault != "model" and said[0].value > middle
+    if is_good and find_secret(item.body.text):
+        return replace(found, refused=_LEAKS)
+    return replace(found, is_good=is_good)
 
 
 def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
-    """The newest text that a user made of the answer: a correction, or the value of a signal that means an edit."""
-    for signal in sorted(signals, key=lambda each: (each.at, each.id), reverse=True):
+    """The newest text that a person made of the answer: a correction, or the value of a signal that means an edit."""
+    people = (signal for signal in signals if signal.submitter.kind in _EDITORS)
+    for signal in sorted(people, key=lambda each: (each.at, each.id), reverse=True):
         rule = task.signals.get(signal.name)
         if rule is not None and signal.correction is not None:
             return signal.correction
@@ -69,8 +77,10 @@ def _why_marked(item: UnpackedEpisode) -> str:
 def _why_not_taught(item: UnpackedEpisode, provided: Provided, *, is_edited: bool) -> str:
     if not provided.may_train:
         return "may_not_train"
+    if provided.is_partial:
+        return "partial"
     if item.body.tool_calls:
         return "tool_call"
     if item.turn.finish_reason != "stop" and not is_edited:
         return "cut"  # it would be learned that an answer ends there
-    return "answer_with_secret" if find_secret(item.body.text) else ""
+    return _LEAKS if is_edited and find_secret(item.body.text) else ""

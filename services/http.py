@@ -314,8 +314,11 @@ async def _in_url(keys: KeyRing, caller: Caller, named: str, said: str | None) -
 
 
 async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:
-    [scope] = needed.scopes
-    return await find_caller(request, scope)  # type: ignore[arg-type] # one of the aliases below
+    first, *others = needed.scopes
+    caller = await find_caller(request, first)  # type: ignore[arg-type] # of the aliases below
+    for scope in others:
+        caller.require(scope)  # type: ignore[arg-type]
+    return caller
 
 
 async def _find_app(request: Request, needed: SecurityScopes) -> Caller:
@@ -330,6 +333,8 @@ InferenceCaller = Annotated[Caller, Security(_find_caller, scopes=["inference"])
 """In a route's signature: its caller, who needs this scope. The application keeps its `KeyRing` in `state.keys`."""
 AppCaller = Annotated[Caller, Security(_find_app, scopes=["inference"])]
 """The same without the keys and URLs of sessions: an agent must not see what others of its tenant do."""
+AppHistoryCaller = Annotated[Caller, Security(_find_app, scopes=["inference", "feedback"])]
+"""The same with both scopes: what became of an answer is told by signals too."""
 FeedbackCaller = Annotated[Caller, Security(_find_caller, scopes=["feedback"])]
 OperatorReader = Annotated[Caller, Security(_find_caller, scopes=["operator:read"])]
 OperatorWriter = Annotated[Caller, Security(_find_caller, scopes=["operator:write"])]

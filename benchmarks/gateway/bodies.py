@@ -243,7 +243,7 @@ def cases_of(kept: Kept) -> dict[str, list[Case]]:
                 "GET /v1/responses/{response_id}/input_items", "DELETE /v1/responses/{response_id}",
                 "GET /v1/chat/completions", "GET /v1/chat/completions/{completion_id}",
                 "GET /v1/chat/completions/{completion_id}/messages", "DELETE /v1/chat/completions/{completion_id}",
-                "GET /v1/sessions/{session_id}", "DELETE /v1/sessions/{session_id}", "GET /hot_load/v1/models/hot_load",
+                "GET /v1/completions/{completion_id}/attribution", "GET /v1/sessions/{session_id}", "DELETE /v1/sessions/{session_id}", "GET /hot_load/v1/models/hot_load",
                 "GET /api/public/projects", "GET /v1/feedback/{signal_id:path}", "DELETE /v1/feedback/{signal_id:path}",
             ),
             nothing,

@@ -7,7 +7,6 @@ export interface Refusal {
 
 /** What may be said beside a value. It is kept and shown, and no part of a reward. */
 export interface Details {
-  correction?: string;
   comment?: string;
   metadata?: Record<string, string>;
 }

@@ -10,7 +10,7 @@ export function feedback(url, { onRefused = (error, signal) => console.warn(erro
   const prefix = `millrace ${url} `;
   const waiting = () => Object.keys({ ...disk, ...memory }).filter((key) => key.startsWith(prefix)).sort();
   const busy = new Set();
-  let tries = 0, pause = 0, timer = 0, running = false;
+  let tries = 0, pause = 0, timer = 0, running;
 
   function lose(key, error) {
     const held = memory[key] ?? disk[key];
@@ -74,7 +74,7 @@ export function feedback(url, { onRefused = (error, signal) => console.warn(erro
   return {
     flush,
     track(answer) {
-      const signal = (name, value, more) => add({ ...more, receipt: answer.receipt ?? answer, name, value });
+      const signal = (name, value, more) => add({ ...more, receipt: answer?.receipt ?? answer, name, value });
       return {
         signal,
         accepted: () => signal("accepted", true),

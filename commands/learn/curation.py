@@ -89,7 +89,7 @@ def curate(
 
 
 def held_out_prompts(remarks: Sequence[Remark], tasks: Mapping[str, Task]) -> frozenset[bytes]:
-    """The prompts that are kept for measuring, with all that is said about them; the same in every run.
+    """The prompts that are kept for measuring, with all that is said about them; the same in every run over one log.
 
     A prompt goes with the first that it resembles, as curation compares prompts: else one that was learned by heart would be measured in
     other words. A group of more than a tenth of all prompts, as templates make them, is divided by its prompts.

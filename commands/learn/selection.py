@@ -31,7 +31,6 @@ GOOD, BAD = 0.9, 0.1
 ANONYMOUS = "anonymous"
 _PAGE = 1000
 _LEARNED = frozenset(("user", "imported"))
-_EDITORS = frozenset(("user", "operator"))
 RecordType = TypeVar("RecordType", bound=Record)
 
 
@@ -151,6 +150,13 @@ def _heard(log: EventLog, partition: int, tasks: Mapping[str, Task], left_out: C
     return heard
 
 
+def _why_not_provided(record: Generation) -> str:
+    # Of imported text nobody but the operator who imported it knows the terms: they are declared by importing it and learning from it.
+    if record.provided is None or record.purpose == "imported":
+        return ""
+    return "provider_terms" if not record.provided.may_train else "partial" if record.provided.is_partial else ""
+
+
 def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_out: Counter[str]) -> Iterator[Remark]:
     task = tasks.get(record.task)
     if record.purpose not in _LEARNED or task is None:
@@ -162,9 +168,8 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
     if about.is_refused or about.weight <= 0:
         left_out["not_believed"] += 1
         return
-    # Of imported text nobody but the operator who imported it knows the terms: they are declared by importing it and learning from it.
-    if record.provided is not None and not record.provided.may_train and record.purpose != "imported":
-        left_out["provider_terms"] += 1
+    if refused := _why_not_provided(record):
+        left_out[refused] += 1
         return
     try:
         body = record.open()
@@ -187,7 +192,7 @@ def _remarks(record: Generation, about: Heard, tasks: Mapping[str, Task], left_o
 def remarks_of(record: Generation, body: GenerationBody, about: Heard, task: Task) -> Iterator[Remark]:
     """What one answer teaches. An edit says more than a vote: where there is one, it alone counts."""
     signals = sorted(about.signals.values(), key=lambda item: (item.at, item.id))
-    edits = [signal for signal in signals if signal.submitter.kind in _EDITORS and edit_in(task, [signal]) is not None]
+    edits = [signal for signal in signals if edit_in(task, [signal]) is not None]
     if edits:
         text, person = edit_in(task, edits[-1:]) or "", _person(edits[-1], record)
         yield Remark(

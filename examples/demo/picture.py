@@ -48,8 +48,7 @@ def draw_curves(curve: Sequence[Bin], title: str, goal: float) -> str:
         f'<polygon points="{path(band)}" fill="{_USERS}" fill-opacity=".15"/>',
         f'<polyline points="{path(gate)}" fill="none" stroke="{_GATE}" stroke-width="2"/>',
         f'<polyline points="{path([(item.seconds, item.accepted) for item in curve])}" fill="none" stroke="{_USERS}" stroke-width="3"/>',
-        f'<polyline points="{path(own)}" fill="none" stroke="{_OWN}" stroke-width="2"/>',
-        _text(_WIDTH - _RIGHT, 12, "the own model answers", anchor="end", colour=_OWN) if own else "",
+        *(_own_share(path(own)) if own else ()),
         _text(_WIDTH - _RIGHT, 24, "the gate says", anchor="end", colour=_GATE),
         _text(_WIDTH - _RIGHT, 40, "users accept (band: 95%)", anchor="end", colour=_USERS),
         "</svg>",
@@ -65,3 +64,9 @@ def _level(at: tuple[float, float], label: str) -> str:
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, colour: str = "#333333") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(words)}</text>'
+
+
+def _own_share(path: str) -> tuple[str, str]:
+    """The share of the users whom the own model answers, where a provider stands in front of it."""
+    line = f'<polyline points="{path}" fill="none" stroke="{_OWN}" stroke-width="2"/>'
+    return line, _text(_WIDTH - _RIGHT, 12, "the own model answers", anchor="end", colour=_OWN)

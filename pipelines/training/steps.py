@@ -20,7 +20,7 @@ from contracts.errors import InvalidSettings
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundles import Bundles, origin_of
 from pipelines.training.checkpoints.plans import Ending, digest_of, prepare
-from pipelines.training.known.experiences import is_old, version_lag, worth
+from pipelines.training.known.experiences import is_learnable, is_old, version_lag, worth
 from pipelines.training.learning.device import generator_states
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
@@ -95,7 +95,7 @@ class Steps:
         """Count one record for the figures of the next step; a provider's answer, as it is in the log, gets tokens of this policy."""
         self._null_mass.add(experience)
         self._newest_sample = max(self._newest_sample, experience.generated_at)
-        if not experience.origin or experience.streams is None or experience.purpose != "user":
+        if not experience.origin or experience.purpose != "user" or not is_learnable(experience):
             return experience
         return with_tokens(experience, answer, self._renderer, self._limits.max_length)
 

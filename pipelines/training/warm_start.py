@@ -168,10 +168,16 @@ def loss_of(learner: Learner, samples: Sequence[TextSample]) -> float:
 
 
 def note_fates(trainer: Trainer, samples: Sequence[TextSample]) -> None:
-    """Decide the samples: no step takes them again, and the ledger says which version holds them."""
+    """Decide the samples: no step takes them again, and the ledger says which version holds them.
+
+    A trainer may have named them before: text is learned of answers that no step can take.
+    """
+    fates = trainer.state.fates
     for sample in samples:
-        if sample.key not in trainer.state.fates:
-            trainer.state.fates[sample.key] = Fate(sample.revision, "trained", REASON)
+        before = fates.get(sample.key)
+        if before is None or before.state != "trained":
+            newest = max(sample.revision, before.newest if before else 0)
+            fates[sample.key] = Fate(newest, "trained", REASON)
             trainer.state.note(sample.key)
 
 

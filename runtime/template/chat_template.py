@@ -20,8 +20,9 @@ from typing import Any, Protocol
 
 import jinja2
 from huggingface_hub import snapshot_download
+from tokenizers import Tokenizer
 
-from contracts.answers.registry import family_of
+from contracts.answers.registry import Family, family_of
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported, field_error
 from runtime.template import OWN_VARIABLES, calls, files
 from runtime.template.control_strings import ControlStrings, MarkedMessages, TemplateTexts, template_texts
@@ -35,6 +36,7 @@ _EFFORT = "reasoning_effort"
 _OPENS = "add_generation_prompt"
 _MAX_ARGUMENTS = 2**20
 """Characters of arguments that are texts: each is read as JSON. A long context holds more, see `ChatTemplate`."""
+_TAIL_TOKENS = 16
 _MOST_OF_A_TOKEN = 16
 """Characters for each token of the context. Text has three to five; longer prompts are refused before anything looks into them."""
 
@@ -299,6 +301,14 @@ def load_template(base: str) -> ChatTemplate:
     if not folder.is_dir():
         folder = Path(snapshot_download(base, allow_patterns=["*.json", "*.jinja"]))
     return ChatTemplate(folder)
+
+
+def opens_reasoning(family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends inside of reasoning: the template opens it there."""
+    if family.reasoning is None:
+        return False
+    tail = str(tokenizer.decode(list(prompt_ids[-_TAIL_TOKENS:]), skip_special_tokens=False))
+    return tail.rstrip().endswith(family.reasoning.opener.rstrip())
 
 
 def _named(error: Exception) -> str:

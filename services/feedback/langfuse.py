@@ -73,7 +73,7 @@ def add_langfuse_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[s
         if len(scores) > MAX_SCORES:
             await intake.reject(InvalidRequest.code, len(scores))
             raise InvalidRequest(f"a batch takes up to {MAX_SCORES} scores, not {len(scores)}")
-        await limit.check(caller, len(scores))
+        await limit.check(caller, max(1, len(scores)))  # reading other events is work too
         items = await off_loop(lambda _: [_item(score, tasks) for score in scores], body)
         return await intake.submit(items, caller, len(body))
 
@@ -113,9 +113,11 @@ def add_langfuse_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[s
 
 
 def _body(event: Mapping[str, Any]) -> Any:
-    """Its score. The SDK writes the time beside it."""
+    """Its score. SDKs may write time and id beside it; without an id, a batch that is sent again would count again."""
     body = event.get("body")
-    return {"timestamp": event.get("timestamp"), **body} if isinstance(body, dict) else body
+    if not isinstance(body, dict):
+        return body
+    return {"timestamp": event.get("timestamp"), **body, "id": body.get("id") or event.get("id")}
 
 
 def _of_list(results: Sequence[Result]) -> Response:

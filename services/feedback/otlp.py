@@ -91,7 +91,7 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
         except InvalidRequest as error:
             await intake.reject(error.code)
             raise
-        await limit.check(caller, len(found.items))
+        await limit.check(caller, max(1, len(found.items)))  # reading spans is work too
         TELEMETRY_IGNORED.labels("otlp").inc(found.num_ignored)
         results = await intake.submit(found.items, caller, len(body))
         refused = [result for result in results if isinstance(result, MillraceError)]
@@ -115,7 +115,7 @@ def add_otlp_routes(service: FastAPI, intake: SignalIntake, tasks: Mapping[str, 
 
 
 def _unpacked(body: bytes, encoding: str) -> bytes:
-    """Raises BodyTooLarge: it grows beyond what a service reads; InvalidRequest: it is damaged or cut off."""
+    """Raises BodyTooLarge: it grows beyond what a service reads; InvalidRequest: it is damaged, cut off, or followed by more."""
     if encoding not in {"gzip", "deflate"}:
         raise UnsupportedMediaType(f"content-encoding {encoding[:20]!r}; send gzip, deflate, or none")
     unpacking = zlib.decompressobj(wbits=47)  # either, by its first bytes
@@ -125,8 +125,8 @@ def _unpacked(body: bytes, encoding: str) -> bytes:
         raise InvalidRequest(f"the body is not {encoding}: {error}") from error
     if unpacking.unconsumed_tail:
         raise BodyTooLarge(f"an unpacked body may have up to {MAX_BODY_BYTES // 2**20} MiB; send smaller batches")
-    if not unpacking.eof:
-        raise InvalidRequest(f"the body ends in the middle of its {encoding}")
+    if not unpacking.eof or unpacking.unused_data:
+        raise InvalidRequest(f"the body ends in the middle of its {encoding}, or goes on behind it")
     return content
 
 

@@ -32,7 +32,8 @@ MOST_BYTES = 2**18
 SIGNALS_PER_MINUTE = 60
 """With receipts of one answer and person, repeats included."""
 _ACCEPTED = 202
-_FIELDS = ("receipt", "name", "value", "id", "correction", "comment", "metadata", "ago")
+_FIELDS = ("receipt", "name", "value", "id", "comment", "metadata", "ago")
+"""No correction: beside any signal it would teach a text, which only a receipt for edits may."""
 
 Handle = Callable[[Request], Awaitable[Response]]
 
@@ -122,4 +123,5 @@ def _completed(content: dict[str, Any], receipt: Receipt, now: float) -> tuple[d
         raise InvalidRequest("ago is a number of seconds", param="ago")
     item = {name: value for name, value in content.items() if name not in {"receipt", "ago"}}
     item |= {"completion_id": receipt.completion_id, "choice": receipt.choice, "submitter": {"id": receipt.submitter}}
+    ago = min(max(ago, 0), now)  # an integer of JSON may have any length
     return item, min(now, max(time_of(receipt.completion_id), now - ago))

@@ -42,7 +42,7 @@ def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit, pages: Page
     async def submit(request: Request, caller: FeedbackCaller) -> Response:
         """Submit one signal. 202 means that it is durable.
 
-        A page has no key: it sends `receipt` in place of target, choice, submitter and `at`, and may say how many seconds `ago`
+        A page has no key: it sends `receipt` in place of target, choice, submitter, correction and `at`, and may say how many seconds `ago`
         it happened.
         """
         headers = await limit.check(caller)

@@ -19,12 +19,12 @@ from contracts.errors import ContextLengthExceeded, Unsupported
 from contracts.records import Purpose
 from contracts.sampling import Constraint, Sampling
 from contracts.tasks import SamplingRule
-from runtime.template.chat_template import ChatTemplate
+from runtime.template.chat_template import ChatTemplate, opens_reasoning
 from runtime.template.plain_tokenizer import too_long
 from services.inference.requests import ChatRequest
 from services.inference.terms import Terms
 from services.inference.tools.forcing import answer_grammar
-from services.inference.tools.parser import AnswerParser, PlainParser, opens_reasoning, parser_maker, schemas_of
+from services.inference.tools.parser import AnswerParser, PlainParser, parser_maker, schemas_of
 
 
 class Answering(NamedTuple):

@@ -125,7 +125,8 @@ class Assignments:
 
     async def held(self) -> Mapping[str, Assignment]:
         """All arms by name. While the database is unreachable, the last known ones: users do not wait for it."""
-        if time.monotonic() - self._read_at > _READ_SECONDS:
+        # Before anything is known everybody waits for it: `live` may be a version that no user gets.
+        if not self._held or time.monotonic() - self._read_at > _READ_SECONDS:
             self._read_at = time.monotonic()
             try:
                 found, self.revoked = await asyncio.to_thread(self._read)

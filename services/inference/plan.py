@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
+from contracts.assignments import LIVE, PROVIDER
 from contracts.ids import new_completion_id
 from contracts.keys import Caller, Owner
 from contracts.records import Attempt
@@ -31,7 +32,7 @@ from contracts.sampling import Sampling
 from contracts.tasks import Task
 from runtime.template.chat_template import ChatTemplate
 from services.inference.answering import decide_answering
-from services.inference.arms import Arms, DrawnArm
+from services.inference.arms import Arms, ChosenArm, DrawnArm
 from services.inference.requests import ChatRequest
 from services.inference.sessions.turns import Turn, Turns
 from services.inference.terms import Terms, read_terms
@@ -80,6 +81,13 @@ class RequestPlan(NamedTuple):
         """The plan with answers of at most so many tokens."""
         shorter = msgspec.structs.replace(self.sampling, max_tokens=min(self.sampling.max_tokens, most))
         return self._replace(sampling=shorter)
+
+    def uncompared(self, *, passes: bool) -> RequestPlan:
+        """The plan of a request that is compared with no other, since the arms do not get the like. `passes`: a provider can take it."""
+        drawn = self.drawn._replace(draw=None)
+        if drawn.arm.name == PROVIDER and not passes:
+            drawn = DrawnArm(ChosenArm(LIVE, 1.0, self.policy), None, None)
+        return self._replace(drawn=drawn)
 
     @property
     def grammar_param(self) -> str:

@@ -193,10 +193,11 @@ def test_a_refusal_is_named_to_the_page_and_holds_nothing_up(tab: Tab) -> None:
     tab.track("accepted()", tab.server.sign(expires_at=1))
     tab.track("signal('stars', 5)")
     tab.track("accepted()", "r1.forged.receipt")
+    tab.browser.evaluate("millrace.track(undefined).accepted()")  # the app's server had none
     tab.track("accepted()")
     wait_until(tab.said)
     tab.browser.wait_for(f"{WAITING} === 0")
-    assert tab.browser.evaluate("lost") == ["receipt_over", "not_on_receipt", "receipt_invalid"]
+    assert tab.browser.evaluate("lost") == ["receipt_over", "not_on_receipt", "receipt_invalid", "invalid_api_key"]
     assert tab.server.refusals() == {"receipt_over": 1, "not_on_receipt": 1}
 
 

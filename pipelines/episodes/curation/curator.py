@@ -12,9 +12,10 @@ from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import eq
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 from rensa import RMinHash
 
 from contracts.clusters import Clusters, words_of
@@ -33,6 +34,8 @@ _SHINGLE = 5
 _SEED = 20
 _MAX_HASHED_CHARACTERS = 20_000
 _MAX_REMEMBERED = 100_000
+_MOST_COMPARED = 1_000
+"""Of a band, oldest first. Prompts of one template share bands without being similar: a hundred thousand would take hours."""
 _MIN_FOR_A_SHARE = 100
 """Shares of fewer prompts are too noisy to refuse anything."""
 
@@ -78,10 +81,11 @@ class DigestIndex:
     def similar(self, digest: Digest) -> list[Digest]:
         """The similar ones, oldest first where they share a band."""
         # A shared band only makes a candidate: its eight places may agree by chance.
-        near = [other for band in _bands_of(digest) for other in self._bands.get(band, ())]
-        distinct = {id(other): other for other in near}.values()
-        own = memoryview(digest).cast("I")
-        return [one for one in distinct if sum(map(eq, own, memoryview(one).cast("I"))) >= self._num_places]
+        near = [other for band in _bands_of(digest) for other in islice(self._bands.get(band, ()), _MOST_COMPARED)]
+        distinct = list({id(other): other for other in near}.values())
+        others = np.frombuffer(b"".join(distinct), np.uint32).reshape(-1, _NUM_PERMUTATIONS)
+        agreeing = (others == np.frombuffer(digest, np.uint32)).sum(axis=1)
+        return [one for one, num in zip(distinct, agreeing.tolist(), strict=True) if num >= self._num_places]
 
     def add(self, digest: Digest) -> None:
         """Keep a digest."""

@@ -95,7 +95,7 @@ class SpanExport:
         headers = {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
         try:
             answer = self.client.post(self.url, content=gzip.compress(body, 1), headers=headers)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # some addresses fail only here
             self._come_again(f"{type(error).__name__}: {error}")
         if answer.status_code in _AGAIN:
             self._come_again(str(answer.status_code))
@@ -145,6 +145,6 @@ def exporter(
 
 def _num_rejected(content: bytes) -> int:
     try:
-        return int(ExportTraceServiceResponse.FromString(content).partial_success.rejected_spans)
+        return max(0, int(ExportTraceServiceResponse.FromString(content).partial_success.rejected_spans))
     except DecodeError:
         return 0  # some collectors answer a page

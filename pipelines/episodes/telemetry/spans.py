@@ -10,6 +10,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -42,11 +43,10 @@ def requests_of(answers: Iterable[Generation], *, with_content: bool) -> Iterato
 
 def span_of(answer: Generation, *, with_content: bool) -> Any:
     """The span of an answer. Without a body that can be read it has neither content nor our own counts of tokens."""
-    try:
-        body = answer.open()
-    except InvalidRecord:
-        body = None
-    given = _facts(answer) | ({} if body is None else _of_body(answer, body, with_content=with_content))
+    given = _facts(answer)
+    # It is damaged, or has messages of a shape that only its provider knows.
+    with suppress(InvalidRecord, AttributeError, TypeError):
+        given |= _of_body(answer, answer.open(), with_content=with_content)
     is_error = answer.finish_reason == "error"
     return Span(
         trace_id=bytes.fromhex(_trace_of(answer)),

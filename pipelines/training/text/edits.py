@@ -66,6 +66,8 @@ class AnswerTokenizer:
             return (), "edit_outside_vocabulary"
         if not self._end_ids:
             return (), "no_end_token"
+        if not self._control_ids.isdisjoint(answer_ids[:-1]):
+            return (), "edit_of_reasoning"  # or of another part that has marks: the edit would be learned without them
         end = answer_ids[-1] if answer_ids and answer_ids[-1] in self._end_ids else self._end_ids[0]
         return (*ids, end), ""
 

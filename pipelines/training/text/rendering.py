@@ -14,7 +14,7 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest
 from contracts.records import Experience, Generation, GenerationBody, decode
 from pipelines.training.text.edits import NO_TOKENIZER, AnswerTokenizer, text_of
 from pipelines.training.text.samples import TextRow
-from runtime.template.chat_template import ChatTemplate
+from runtime.template.chat_template import ChatTemplate, opens_reasoning
 
 Ids = tuple[int, ...]
 BEYOND_CONTEXT = "beyond_the_context"
@@ -40,10 +40,15 @@ class TextRenderer:
         if any(_PART.search(text) for text in contents if isinstance(text, str)):
             raise NotRendered("not_text")
         try:
-            return tuple(self.template.encode(body.messages, body.tools))
+            found = self.template.encode(body.messages, body.tools)
         except InvalidRequest as error:
             is_long = isinstance(error, ContextLengthExceeded)
             raise NotRendered(BEYOND_CONTEXT if is_long else "template_refuses") from error
+        family = self.template.family
+        # There this policy's answers begin with something else than their text.
+        if family.channels is not None or opens_reasoning(family, self.template.tokenizer, found):
+            raise NotRendered("reasoning")
+        return tuple(found)
 
     def completion_ids(self, text: str, answer_ids: Ids = ()) -> Ids:
         """A whole answer, see `AnswerTokenizer`. Raises NotRendered."""
@@ -78,6 +83,8 @@ def with_tokens(
     def refused(reason: str) -> Experience:
         return replace(experience, streams=replace(streams, refused=reason))
 
+    if not streams.edit and streams.is_good is None:
+        return refused("provider")
     if renderer is None or answer is None:
         return refused("provider" if renderer else NO_TOKENIZER)
     try:

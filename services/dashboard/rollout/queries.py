@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, select
 
 from contracts import error_budget, holds
-from contracts.assignments import PROVIDER
 from contracts.engines import EngineReplica, read_replicas
 from contracts.error_budget import BudgetShown
 from contracts.holds import Hold
@@ -73,15 +72,16 @@ def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows
 def read_sides(connection: Connection, policy: str) -> dict[str, Side]:
     """The newest answers to users, of a provider in front (`provider`) and of own versions (`own`)."""
     columns = generation.c
-    newest = select(*columns["completion_id", "choice", "arm", "record"]).where(
+    newest = select(*columns["completion_id", "choice", "record"]).where(
         columns.policy == policy, columns.purpose == "user", columns.choice == 0
     )
     rows = connection.execute(newest.order_by(columns.created_at.desc()).limit(MAX_ANSWERS)).all()
     found = {"provider": Side(), "own": Side()}
     keys = dict[str, Side]()
     for row in rows:
-        side = keys[sample_key(row.completion_id, row.choice)] = found["provider" if row.arm == PROVIDER else "own"]
         record = decode_shape(Generation, row.record)
+        side = found["own" if record.provided is None else "provider"]
+        keys[sample_key(row.completion_id, row.choice)] = side
         side.num += 1
         if record.finish_reason in {"stop", "length"}:
             side.seconds.append(record.finished_at - record.created_at)

@@ -50,7 +50,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
             whole = [*earlier, *items]
             is_long = len(whole) > _MANY_ITEMS
             lowered = await asyncio.to_thread(request.lowered, whole) if is_long else request.lowered(whole)
-            return Asked([lowered], replies)
+            return Asked([lowered], replies, whole if earlier or items is not request.items else None)
 
         with in_its_words():
             return await responder.respond(client, caller, read, "responses")

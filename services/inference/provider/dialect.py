@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ LABELS = ("task", "session_id", "session_group", "join_key", "reference", MINIMU
 """Of the metadata, what only Millrace understands: a provider is not told."""
 DONE = b"[DONE]"
 _MOST = 2**31 - 1
+_NO_TEXT = re.compile(r"^\[[a-z_]+\]$", re.MULTILINE)
+"""What `text_of` leaves of a part that is no text. Whoever writes such a line is taken for it, too."""
 _CHARACTERS = 4
 """Of a token, about."""
 _as_json = msgspec.json.Encoder().encode
@@ -38,6 +41,21 @@ class PassedRequest(NamedTuple):
     """The caller did not ask for the usage of its stream; we did."""
     previous: str | None = None
     """The response that it goes on from, in the Responses API."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the log has less of it than the provider gets."""
+        texts = (message.get("content") for message in self.request.messages)
+        return self.previous is not None or any(isinstance(text, str) and _NO_TEXT.search(text) for text in texts)
+
+    def planned(self, request: ChatRequest, plan: ChatRequest) -> PassedRequest:
+        """Logged as the own versions' requests are: both arms of a comparison are graded by the same. `request`: with all labels."""
+        form = plan.response_format
+        request = msgspec.structs.replace(request, messages=plan.messages, tools=plan.offered_tools)
+        choice = plan.tool_choice.as_openai() if plan.tools else None
+        return self._replace(
+            request=request, tool_choice=choice, response_format=None if form is None else form.as_openai()
+        )
 
     def body(self, model: str, **changed: Any) -> bytes:
         """What the provider gets: the same fields, its own name of the model, no labels of ours."""

@@ -75,11 +75,19 @@ class Passing:
 
     async def body_of(self, call: PassedCall) -> bytes:
         """What the provider gets. A response that ours goes on from has another id there."""
-        changed = {}
-        if call.sent.previous is not None:
-            [found] = await self.kept.read([_name(call, call.sent.previous)])
-            changed = {} if found is None else {"previous_response_id": found.decode()}
+        found = await self._previous(call)
+        changed = {} if found is None else {"previous_response_id": found.decode()}
         return call.sent.body(self.provider.model, **changed)
+
+    async def goes_on(self, call: PassedCall) -> bool:
+        """Whether it goes on from a response of the provider's."""
+        return await self._previous(call) is not None
+
+    async def _previous(self, call: PassedCall) -> bytes | None:
+        if call.sent.previous is None:
+            return None
+        [found] = await self.kept.read([_name(call, call.sent.previous)])
+        return found
 
     async def keep(self, call: PassedCall, told: Told) -> None:
         """Remember the provider's own id of a response."""

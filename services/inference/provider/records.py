@@ -55,14 +55,15 @@ def records_of(call: PassedCall, told: Told, provider: ProviderSettings, finishe
     COMPLETION_TOKENS.inc(told.completion_tokens or 0)
     found = [(index, choice) for index, choice in sorted(told.choices.items()) if not choice.is_empty]
     return [
-        _record(call, index, choice, _provided(told, provider, is_first=place == 0), finished_at)
+        _record(call, index, choice, _provided(call, told, provider, is_first=place == 0), finished_at)
         for place, (index, choice) in enumerate(found)
     ]
 
 
-def _provided(told: Told, provider: ProviderSettings, *, is_first: bool) -> Provided:
+def _provided(call: PassedCall, told: Told, provider: ProviderSettings, *, is_first: bool) -> Provided:
     model = told.model.replace("\0", "")[:MAX_ID] or provider.model
-    about = Provided(origin=provider.origin, model=model, may_train=provider.may_train)
+    partial = call.sent.is_partial
+    about = Provided(origin=provider.origin, model=model, may_train=provider.may_train, is_partial=partial)
     if not is_first:
         return about
     prompt, completion = told.prompt_tokens, told.completion_tokens
@@ -74,9 +75,8 @@ def _record(call: PassedCall, index: int, choice: ToldChoice, provided: Provided
     request, terms = call.sent.request, call.terms
     reason = choice.finish_reason or "cancelled"
     GENERATIONS_ENDED.labels(PROVIDER, terms.purpose, reason).inc()
-    if (
-        is_silent := call.is_compared and choice.is_silent
-    ):  # it counts against the arm: no words, and no signal finds it
+    is_silent = call.is_compared and choice.is_silent
+    if is_silent:  # it counts against the arm: no words, and no signal finds it
         request = msgspec.structs.replace(request, messages=[], metadata=None, tools=[])
     drawn = call.drawn
     body = GenerationBody(

@@ -109,6 +109,14 @@ class Responses(Dialect):
         return {"type": "error", "code": error.code, "message": error.message, "param": None, **error.as_openai()}
 
 
+def with_conversation(body: bytes, items: Iterable[Mapping[str, Any]]) -> bytes:
+    """The body with a whole conversation in place of the response that it goes on from: without our ids, and reasoning that only we can read."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.pop("previous_response_id", None)
+    said = [{name: item[name] for name in item if name != "id"} for item in items if item.get("type") != "reasoning"]
+    return msgspec.json.encode({**fields, "input": said})
+
+
 def _take(answer: _Answer, told: Told) -> None:
     choice = told.choice()
     choice.text, choice.reasoning, choice.calls = "", "", {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -15,6 +16,7 @@ from contracts.ids import new_completion_id
 from contracts.keys import Caller
 from contracts.tasks import Task
 from services.http import InferenceCaller, off_loop, reply, with_caller
+from services.inference.arrival import PURPOSE_HEADER, AnswerPath, Arrival, attempt_of, identity_of, with_labels
 from services.inference.dialects.anthropic_replies import in_anthropics_shape
 from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import RequestPlan
@@ -23,9 +25,8 @@ from services.inference.provider.dialect import Dialect
 from services.inference.provider.messages import Messages
 from services.inference.provider.passing import Passing
 from services.inference.provider.records import PassedCall
-from services.inference.provider.responses import Responses
+from services.inference.provider.responses import Responses, with_conversation
 from services.inference.requests import ChatRequest
-from services.inference.responder import PURPOSE_HEADER, Arrival, attempt_of, identity_of, with_labels
 from services.inference.terms import read_terms
 from services.limits import Limit
 from services.provider import ProviderSettings, Spoken
@@ -49,11 +50,11 @@ class Front:
         """Answer a request; it counts against the caller's limit before its body is read."""
         headers, body = await self.limit.check(caller), await client.body()
         scope, asked = identity_of(client, caller, body)
-        call = await self.call_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
-        if call.terms.version is not None or not call.terms.requirement.any_will_do:
+        path = await self.path_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
+        if path.terms.version is not None or not path.terms.requirement.any_will_do:
             raise InvalidRequest(f"there are no versions here: {self.provider.origin} answers", param="model")
-        key = client.headers.get("idempotency-key") if call.terms.logged else None
-        response = await self.repeats.once(key, scope, asked, partial(self.passing.respond, call, client))
+        key = client.headers.get("idempotency-key") if path.terms.logged else None
+        response = await self.repeats.once(key, scope, asked, path.begin)
         response.headers.update(headers)
         return response
 
@@ -62,18 +63,45 @@ class Front:
         is_theirs = request.model == self.provider.model
         return msgspec.structs.replace(request, model=self.policy) if is_theirs else request
 
-    async def call_of(self, arrived: Arrival, plan: RequestPlan | None = None) -> PassedCall:
+    def passes(self, spoken: Spoken | None) -> bool:
+        """Whether the provider speaks this dialect."""
+        return spoken in self.provider.dialects
+
+    async def path_of(
+        self,
+        sent: Arrival,
+        plan: RequestPlan | None = None,
+        conversation: Sequence[dict[str, Any]] | None = None,
+    ) -> AnswerPath:
+        """The path to the provider. Arguments and errors as of `call_of`."""
+        call = await self.call_of(sent, plan, conversation)
+        return AnswerPath(call.terms, partial(self.passing.respond, call, sent.client))
+
+    async def goes_on(self, sent: Arrival) -> bool:
+        """Whether a request goes on from a response of the provider's. Raises as `call_of`."""
+        return await self.passing.goes_on(await self.call_of(sent))
+
+    async def call_of(
+        self,
+        arrived: Arrival,
+        plan: RequestPlan | None = None,
+        conversation: Sequence[dict[str, Any]] | None = None,
+    ) -> PassedCall:
         """What is passed on. `plan`: as which the own versions would have answered it; id, terms and draw are those of the plan.
+
+        `conversation`: that the provider does not know, see `Asked`.
 
         Raises InvalidRequest: it names a version, or has no form that is passed on; Unsupported: the provider speaks another dialect.
         """
         client, caller, body, spoken, attempt = arrived
-        if spoken is None or spoken not in self.provider.dialects:
-            speaks, what = ", ".join(self.provider.dialects), spoken or "completions of prompts"
-            raise Unsupported(f"{self.provider.origin}, which answers here, speaks {speaks} and not {what}")
+        if spoken is None or not self.passes(spoken):
+            speaks = ", ".join(self.provider.dialects)
+            raise Unsupported(f"{self.provider.origin}, which answers here, speaks {speaks} and not {spoken}")
         dialect = DIALECTS[spoken]
+        body = body if conversation is None else with_conversation(body, conversation)
         sent = await off_loop(dialect.read, body)
         request = self.renamed(with_labels(sent.request, client.headers, caller))
+        sent = sent._replace(request=request) if plan is None else sent.planned(request, plan.request)
         purpose = client.headers.get(PURPOSE_HEADER)
         terms = plan.terms if plan else read_terms(request, caller, purpose, self.policy, tasks=self.tasks)
         session = request.labels.get("session_id")
@@ -84,7 +112,7 @@ class Front:
             caller=caller,
             terms=terms,
             dialect=dialect,
-            sent=sent._replace(request=request),
+            sent=sent,
             attempt=attempt if terms.purpose == "user" else None,
             headers=client.headers,
             drawn=plan.drawn if plan else None,

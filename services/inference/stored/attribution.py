@@ -16,7 +16,7 @@ from contracts.ledger import PENDING, AnswerRecord
 from contracts.record_checks import is_completion_id
 from contracts.records import Score, Signal, decode_shape
 from runtime.database import Database
-from services.http import AppCaller, reply
+from services.http import AppHistoryCaller, reply
 from services.inference.stored.queries import find_histories, unknown_completion
 from services.limits import Limit
 
@@ -32,14 +32,13 @@ def add_attribution_route(service: FastAPI, database: Database, requests: Limit)
             return find_histories(connection, tenant, completion_id) if is_completion_id(completion_id) else []
 
     @service.get("/v1/completions/{completion_id}/attribution")
-    async def show_attribution(completion_id: str, caller: AppCaller) -> Response:
+    async def show_attribution(completion_id: str, caller: AppHistoryCaller) -> Response:
         """What became of an answer: its signals, its reward and the parts of it, the version that learned it.
 
         Each choice has a `state` of the ledger; while that is `pending`, `waits_for` says for what: `signals`, `reward` or `training`.
-        `scores` and `outcomes` have every revision, the newest last; `reward` is the newest. `valid` false: a rollback or restart of the
-        trainer took this outcome back. The key needs the scope `feedback` too.
+        `scores` and `outcomes` have the newest 50 and 100, in order; `reward` is the newest. `valid` false: a rollback or restart of the
+        trainer took this outcome back.
         """
-        caller.require("feedback")
         headers = await requests.check(caller)
         known_as = completion_id_of(completion_id)
         found = await asyncio.to_thread(attributed, caller.tenant, known_as)

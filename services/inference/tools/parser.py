@@ -20,10 +20,10 @@ from contracts.answers.parts import NOTHING, AnswerPart, Output, Sink
 from contracts.answers.reading import AnswerReader, reader_of
 from contracts.answers.registry import Family
 from contracts.answers.strict import StrictSchema
+from runtime.template.chat_template import opens_reasoning
 
 _LETTERS = string.ascii_letters + string.digits
 _SHORT_ID = 9
-_TAIL_TOKENS = 16
 _UNFINISHED = "\ufffd"
 
 
@@ -164,11 +164,3 @@ class MarkedParser:
             self._reader.feed(rest)
         self._reader.end()
         return self._output.take()
-
-
-def opens_reasoning(family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
-    """Whether a prompt ends inside of reasoning: the template opens it there."""
-    if family.reasoning is None:
-        return False
-    tail = str(tokenizer.decode(list(prompt_ids[-_TAIL_TOKENS:]), skip_special_tokens=False))
-    return tail.rstrip().endswith(family.reasoning.opener.rstrip())

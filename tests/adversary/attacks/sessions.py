@@ -43,6 +43,7 @@ MAY: dict[str, Reach] = {
     "GET /v1/chat/completions/{completion_id}/messages": "nothing",
     "POST /v1/chat/completions/{completion_id}": "nothing",
     "DELETE /v1/chat/completions/{completion_id}": "nothing",
+    "GET /v1/completions/{completion_id}/attribution": "nothing",
     "POST /v1/sessions": "nothing",
     "GET /v1/sessions/{session_id}": "nothing",
     "DELETE /v1/sessions/{session_id}": "nothing",

@@ -110,6 +110,14 @@ def test_what_cannot_be_sent_raises_nothing_and_harms_no_other_signal(said: list
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("key", ["mr-secret\n", " mr-sec\nret", "mr-secr\u00e9\0et"])
+def test_a_key_that_no_header_may_have_is_mended_and_not_logged(key: str, said: list[str]) -> None:
+    with scripted() as api, Feedback(api.url, key) as feedback:
+        feedback.track(ID).accepted()
+        assert feedback.flush()
+    assert (api.keys, said) == (["Bearer mr-secret"], [])
+
+
 def test_many_travel_together_and_in_order() -> None:
     with scripted() as api, Feedback(api.url, "key") as feedback:
         for number in range(1200):

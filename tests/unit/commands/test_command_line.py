@@ -13,13 +13,14 @@ import pytest
 from commands.home import prepare_home
 from commands.sections import sections_finding
 from commands.supervisor import WRONG_SETTINGS
+from commands.up import provider_of
 from contracts.assignments import LIVE, PROVIDER, read
 from contracts.errors import InvalidSettings, MillraceError
 from engines.vllm.settings import VllmSettings
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from runtime.settings import Settings, load_section, load_settings, write_settings
 from runtime.settings_file import settings_file
-from services.provider import ProviderSettings
+from services.provider import ProviderSettings, chosen
 from tests.command_line import Ran, refused_up
 from tests.command_line import run_here as millrace
 from weights.adapters import AdapterConfig
@@ -231,6 +232,30 @@ def test_a_mistake_about_a_provider_is_said_in_one_line(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     ran = refused_up(*arguments, "--home", str(tmp_path / "h"))
     assert (ran.returncode, says in ran.stderr) == (1, True), ran.stderr
+
+
+def test_what_was_said_of_one_provider_is_not_said_of_another(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    first = provider_of("openai", "gpt", settings.home)
+    assert first is not None
+    write_settings(settings, {"provider": first})
+    write_settings(settings, {"provider": ProviderSettings(may_train=True)})
+    for url, kept in (("openai", ("OPENAI_API_KEY", True)), ("http://a/v1", ("MILLRACE_PROVIDER_KEY", False))):
+        found = provider_of(url, "big", settings.home)
+        assert found is not None
+        write_settings(settings, {"provider": found})
+        held = load_section(settings.home, "provider", ProviderSettings)
+        assert (held.key_from, held.may_train) == kept
+
+
+def test_a_home_with_a_provider_does_not_start_without_its_key(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    write_settings(settings, {"provider": ProviderSettings(**chosen("openai", "gpt"))})
+    assert "OPENAI_API_KEY is not set" in refused_up(*UP, "--home", str(settings.home)).stderr
 
 
 def test_the_command_line_works_on_a_home(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from tests.clients.policy_digest import digest as digest_of_the_clients
 
 PRODUCT = Path("examples/reservations")
 FILES = ("users.py", "../pace.py", "sentences.py", "phrases.py", "sentinels.jsonl", "base")
-FROZEN = "e45e57695e298ffdbc94282668adf412"
+FROZEN = "cd08630dc1ed480d005e05558e4376a9"
 
 
 def test_users_base_and_pace_of_the_demo_are_those_of_its_goals() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from contracts.records import Experience, GenerationBody, Provided, Signal, Streams, pack_body
+from contracts.records import Experience, GenerationBody, Provided, Signal, Streams, Submitter, pack_body
 from contracts.tasks import Task
 from rewards.rubric import Components, RewardVerdict
 from rewards.signals.weighing import Weight
@@ -53,6 +53,12 @@ def test_any_signal_may_carry_a_correction(database: Database) -> None:
     assert sent(database, EDITS, {"correction": RIGHT}) == Streams(ce=1.0, pair=0.5, edit=RIGHT)
 
 
+@pytest.mark.parametrize("kind", ["judge", "code"])
+def test_only_people_edit(database: Database, kind: Any) -> None:
+    said = edited("{}") | {"submitter": Submitter(id="it", kind=kind)}
+    assert sent(database, EDITS, edited(RIGHT), said) == Streams(ce=1.0, pair=0.5, edit=RIGHT)
+
+
 @pytest.mark.parametrize(
     ("edit", "body", "provided", "reason"),
     [
@@ -62,6 +68,7 @@ def test_any_signal_may_carry_a_correction(database: Database) -> None:
         (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, None, "edit_of_tool_call"),
         (RIGHT, {"reasoning": "hm"}, None, "edit_of_reasoning"),
         (RIGHT, {}, Provided(origin="openai"), "may_not_train"),
+        (RIGHT, {}, Provided(origin="openai", may_train=True, is_partial=True), "partial"),
         (RIGHT, {"tool_calls": [{"function": {"name": "book", "arguments": "{}"}}]}, TERMS, "tool_call"),
         (RIGHT, {"text": "AKIA" + "IOSFODNN7EXAMPLE"}, TERMS, "answer_with_secret"),
         ("", {}, TERMS, "empty_edit"),
@@ -75,6 +82,15 @@ def test_text_that_cannot_stand_in_the_answers_place_is_refused_by_name(
     turn = replace(turn, body=pack_body(told), provided=provided)
     streams = one(database, EDITS, turn, replace(a_signal(turn), **edited(edit))).streams
     assert streams == Streams(ce=1.0, pair=0.5, refused=reason)
+
+
+@pytest.mark.parametrize("provided", [None, TERMS])
+def test_an_answer_with_a_secret_is_no_target_however_users_like_it(
+    database: Database, provided: Provided | None
+) -> None:
+    text = '{"party":2,"name":"AKIA' + 'IOSFODNN7EXAMPLE"}'
+    said = [sent(database, EDITS, {"value": value}, text=text, provided=provided) for value in (True, False)]
+    assert said == [Streams(ce=1.0, pair=0.5, refused="answer_with_secret"), Streams(ce=1.0, pair=0.5, is_good=False)]
 
 
 def test_what_users_say_of_an_answer_is_a_thumb_unless_somebody_edited_it(database: Database) -> None:

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import random
+import re
 import threading
 import time
 import weakref
@@ -59,7 +60,8 @@ class Outbox:
 
     def __init__(self, base_url: str, key: str) -> None:
         self._url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/feedback/batch"
-        self._key, self._closed = key, False
+        # What no header may have, such as the end of a line of a file: httpx would name the key in its error, which is logged.
+        self._key, self._closed = re.sub("[^!-~]", "", str(key)), False
         self.begin()
         _OUTBOXES.add(self)
 

@@ -62,7 +62,8 @@ def read_prompts(
 ) -> list[ShadowPrompt]:
     """Up to `num` prompts of users, newest first, of many people, without those of the pairs that are `done`.
 
-    `provided`: only those that a provider answered to the end. Only what was logged is here, so everybody consented. Erased bodies, and records and bodies that cannot be read, are left out.
+    `provided`: only those that a provider answered to the end, and of which the log has all. Only what was logged is here, so everybody
+    consented. Erased bodies, and records and bodies that cannot be read, are left out.
     """
     found, more = list[ShadowPrompt](), list[ShadowPrompt]()
     taken, asked = Counter(pair.unit for pair in done), {pair.key for pair in done}
@@ -71,7 +72,7 @@ def read_prompts(
             break
         if record.task not in tasks or record.key in asked:
             continue
-        if provided and (record.provided is None or record.finish_reason not in {"stop", "length"}):
+        if provided and not _is_comparable(record):
             continue
         if (prompt := _prompt_of(record)) is None:
             continue
@@ -131,6 +132,11 @@ def _newest(connection: Connection, policy: str, most: int) -> Iterator[Generati
             return
 
 
+def _is_comparable(record: Generation) -> bool:
+    is_whole = record.provided is not None and not record.provided.is_partial
+    return is_whole and record.finish_reason in {"stop", "length"}
+
+
 def _prompt_of(record: Generation) -> ShadowPrompt | None:
     try:
         body = record.open()
@@ -140,7 +146,10 @@ def _prompt_of(record: Generation) -> ShadowPrompt | None:
         return None
     # What the app says about its answer would name a session or join a signal: only the task is sent.
     seed = seed_from(record.key.encode())
-    question = Sentinel(record.task, body.messages, body.metadata, seed, record.key, _options(body))
+    options = _options(body)
+    if record.provided is not None and record.finish_reason == "length" and record.sampling.max_tokens:
+        options["max_tokens"] = record.sampling.max_tokens  # it cut the answer that is compared
+    question = Sentinel(record.task, body.messages, body.metadata, seed, record.key, options)
     seconds = max(0.0, record.finished_at - record.created_at)
     said = SentinelAnswer(body.text_with_calls, record.finish_reason, finite=True)
     return ShadowPrompt(question, hash_of(_unit_of(record, "user").name), body.tools, seconds, said)

@@ -81,13 +81,14 @@ def test_a_better_and_a_worse_answer_to_one_prompt_are_a_pair_and_their_thumbs_a
 def test_only_text_that_may_be_trained_on_is_read(log: LocalLog) -> None:
     provided = [answered(f"p {n}", provided=Provided(origin="openai", may_train=n == 1)) for n in range(2)]
     imported = answered("i", purpose="imported", provided=Provided(origin="langfuse"))
+    partial = answered("half", provided=Provided(origin="openai", may_train=True, is_partial=True))
     shadow, unknown, cut = answered(purpose="shadow"), answered(task="gone"), answered("c", finish_reason="length")
-    everything = [*provided, imported, shadow, unknown, cut]
+    everything = [*provided, imported, partial, shadow, unknown, cut]
     say(log, GENERATIONS, *everything)
     say(log, SIGNALS, *(a_signal(record) for record in everything))
     selection = found(log)
     assert {remark.record.key for remark in selection.remarks} == {provided[1].key, imported.key}
-    assert selection.left_out == {"provider_terms": 1, "purpose": 1, "unknown_task": 1, "cut": 1}
+    assert selection.left_out == {"provider_terms": 1, "partial": 1, "purpose": 1, "unknown_task": 1, "cut": 1}
 
 
 def test_what_was_taken_back_or_said_by_a_judge_is_no_edit(log: LocalLog) -> None:

@@ -11,7 +11,7 @@ from contracts.errors import Conflict
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.text.samples import TextSample
 from pipelines.training.warm_start import MOST_EPOCHS, Texts, epochs, loss_of, teach
-from tests.unit.pipelines.training.builders import remembering
+from tests.unit.pipelines.training.builders import experience, remembering
 from tests.unit.pipelines.training.text.test_golden_trl_text import random_text
 from tests.unit.pipelines.training.world import CrashAt, CrashError, World, a_home, named, states, weights_of
 
@@ -40,6 +40,19 @@ def test_text_becomes_version_1_and_is_told_to_the_ledger(world: World) -> None:
     assert world.store.manifest("tiny", 1).num_samples == 8
     with pytest.raises(Conflict, match="was trained before"):
         teach(world.make(), TEXTS, records_fates=True)
+
+
+@quick
+def test_what_a_trainer_had_named_before_is_told_as_trained(world: World) -> None:
+    trainer = world.start()
+    said = [experience(key=sample.key, origin="openai") for sample in TEXTS.trained]
+    world.add(*said)
+    world.turns(trainer, 2)
+    trainer.checkpoint()
+    trainer.close()
+    assert states(world) == {("off_support", "provider"): 8}
+    teach(world.make(), TEXTS, records_fates=True)
+    assert states(world) == {("trained", "text"): 8}
 
 
 @quick

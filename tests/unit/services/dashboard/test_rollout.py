@@ -134,7 +134,8 @@ def test_price_and_latency_stand_beside_quality_where_a_provider_is_in_front(
             cost = Provided(origin="openai", cost=0.002)
             record = a_generation(created_at=now, finished_at=now + 1 + place, provided=cost, spans=())
             rows = generation.c.completion_id == key
-            connection.execute(update(generation).where(rows).values(arm=PROVIDER, record=encode(record)))
+            arm = PROVIDER if place else "live"  # as a home without own versions logged it before
+            connection.execute(update(generation).where(rows).values(arm=arm, record=encode(record)))
     lines = rollout_of(small, reader_of, now).slots_say
     front, provider, own = lines[-3:]
     assert front == "By the draw 10.0 % of the users get own versions, the others the provider."

@@ -86,6 +86,13 @@ def test_events_of_a_batch_are_answered_one_by_one(feedback: Feedback) -> None:
     assert facts(feedback, 1) == [("accepted", True, ANSWER, AT + 1)]
 
 
+def test_a_batch_that_is_sent_again_counts_once_without_ids_of_its_scores_too(feedback: Feedback) -> None:
+    batch = {"batch": [event({**SCORE, "id": None})]}
+
+    assert [post(feedback, "ingestion", batch).status_code for _ in range(2)] == [207, 207]
+    assert (feedback.num_received(), feedback.counts()) == (1, {"duplicate": 1})
+
+
 def test_a_trace_is_the_join_key_of_its_request(feedback: Feedback) -> None:
     answer = post(feedback, "scores", {**SCORE, "traceId": TRACE, "observationId": "b7ad6b7169203331"})
 

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import zlib
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +14,10 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from tests.unit.services.feedback.conftest import Feedback
-from tests.unit.services.serving import wait_until
+from runtime.database import Database
+from services.feedback.app import create_app
+from tests.unit.services.feedback.conftest import Feedback, FullLog
+from tests.unit.services.serving import make_home, serve, wait_until
 
 ANSWER = "chatcmpl-01a2242d-2785-7a2b-bbf8-0c64ad6dc0ca"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -124,6 +127,18 @@ def test_spans_without_evaluations_are_named_and_not_kept(feedback: Feedback) ->
     assert feedback.num_received() == 0
 
 
+def test_requests_without_evaluations_or_scores_count_against_the_limit_too(
+    tmp_path: Path, database: Database, full_log: FullLog
+) -> None:
+    settings = make_home(tmp_path).model_copy(update={"signals_per_minute": 2})
+    with serve(create_app(settings, event_log=full_log)) as url:
+        feedback = Feedback(settings, database, full_log, url)
+        scoreless = (b'{"batch": []}', "api/public/ingestion", "application/json")
+        answers = [post(feedback, SPANS_WITHOUT, packed="gzip"), *(post(feedback, *scoreless) for _ in range(2))]
+
+    assert [answer.status_code for answer in answers] == [200, 207, 429]
+
+
 @pytest.mark.parametrize(
     ("event", "says"),
     [
@@ -148,6 +163,7 @@ def test_bad_evaluations_are_refused_by_name(feedback: Feedback, event: dict[str
     ("body", "how", "status", "says"),
     [
         (SPANS[:-20], (PROTOBUF, "gzip"), 400, "ends in the middle"),
+        (SPANS * 2, (PROTOBUF, "gzip"), 400, "goes on behind it"),
         (SPANS[20:], (PROTOBUF, "gzip"), 400, "is not gzip"),
         (gzip.decompress(SPANS)[:-30], (PROTOBUF, ""), 400, "is not protobuf"),
         (gzip.compress(bytes(50_000_000), 9), (PROTOBUF, "gzip"), 413, "an unpacked body may have up to 4 MiB"),
@@ -157,7 +173,7 @@ def test_bad_evaluations_are_refused_by_name(feedback: Feedback, event: dict[str
         (b"{}", ("text/plain", ""), 415, "content-type"),
         (b"{}", ("application/json", "br"), 415, "content-encoding"),
     ],
-    ids=["cut", "no header", "cut inside", "bomb", "large", "cut json", "list", "media", "encoding"],
+    ids=["cut", "two", "no header", "cut inside", "bomb", "large", "cut json", "list", "media", "encoding"],
 )
 def test_bodies_that_cannot_be_read_are_refused(
     feedback: Feedback, body: bytes, how: tuple[str, str], status: int, says: str

@@ -13,7 +13,7 @@ from contracts.records import Attempt
 from contracts.tasks.loading import load_tasks
 from runtime.database import Database
 from services.inference.app import create_app
-from services.inference.responder import attempt_of
+from services.inference.arrival import attempt_of
 from tests.unit.pipelines.episodes.bench import Join
 from tests.unit.pipelines.episodes.test_retries import states
 from tests.unit.services.inference.conftest import Inference

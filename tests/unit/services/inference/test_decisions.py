@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,13 @@ def test_an_arm_is_served_once_a_slot_holds_its_version() -> None:
     }  # fmt: skip
     assert served_arms(held, {"learning": {8}, "canary": {7}}, (7, 8, 9)) == {"live", "learning"}
     assert served_arms(arms(live=7, learning=None), {"learning": {8}}) == {"live"}
+
+
+async def test_nobody_is_answered_before_the_arms_are_known(database: Database) -> None:
+    assign(database, 3)
+    assignments = Assignments(database, "demo")
+    both = await asyncio.gather(assignments.held(), assignments.held())
+    assert [found["live"].version for found in both] == [3, 3]
 
 
 async def test_the_learning_arm_goes_on_with_the_version_before_until_it_is_emptied(database: Database) -> None:

@@ -10,7 +10,14 @@ from contracts.ledger import generation_counts
 from contracts.records import Generation, Outcome
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
-from pipelines.episodes.curation.curator import Curator, PromptFeatures, PromptWindow, digest_of, hash_of
+from pipelines.episodes.curation.curator import (
+    Curator,
+    DigestIndex,
+    PromptFeatures,
+    PromptWindow,
+    digest_of,
+    hash_of,
+)
 from runtime.database import Database
 from tests.fakes import a_signal, asking
 from tests.unit.pipelines.episodes.bench import Join, a_task
@@ -48,6 +55,13 @@ def test_similar_prompts_are_found_and_different_ones_are_not() -> None:
     assert similar.count("near_duplicate") >= 95
     different = [window.admit(seen(changed(text, 18))) for text in texts]
     assert different.count("near_duplicate") <= 5
+
+
+def test_a_crowded_band_does_not_cost_more_and_more() -> None:
+    index, digest = DigestIndex(0.8), digest_of(a_text(1))
+    for _ in range(1_500):  # each an object of its own
+        index.add(bytes(bytearray(digest)))
+    assert len(index.similar(digest)) == 1_000
 
 
 def test_what_is_forgotten_is_forgotten_whole() -> None:

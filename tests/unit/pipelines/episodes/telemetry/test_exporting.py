@@ -115,14 +115,18 @@ def test_users_answers_leave_once(exporting: Exporting) -> None:
     assert exporting.counted() == {"sent": 3, "unreadable": 1}
 
 
-@pytest.mark.parametrize("status", [0, 429, 503])
-def test_while_the_collector_is_away_it_is_asked_again_with_the_same_ids(exporting: Exporting, status: int) -> None:
+@pytest.mark.parametrize(
+    "failure", [httpx.ConnectError("refused"), httpx.InvalidURL("no host"), UnicodeError(), 429, 503]
+)
+def test_while_the_collector_is_away_it_is_asked_again_with_the_same_ids(
+    exporting: Exporting, failure: Exception | int
+) -> None:
     def away() -> httpx.Response:
         if len(exporting.collector.urls) > 8:
             return httpx.Response(200)
-        if not status:
-            raise httpx.ConnectError("refused")
-        return httpx.Response(status)
+        if isinstance(failure, Exception):
+            raise failure
+        return httpx.Response(failure)
 
     exporting.append(a_generation(), a_generation())
     exporting.collector.reply = away
@@ -146,20 +150,23 @@ def test_what_is_an_hour_late_is_counted_and_left_out(exporting: Exporting) -> N
 def test_what_a_collector_refuses_is_counted_and_not_sent_again(exporting: Exporting) -> None:
     partly = ExportTraceServiceResponse()
     partly.partial_success.rejected_spans = 1
+    broken = ExportTraceServiceResponse()
+    broken.partial_success.rejected_spans = -1
     replies = iter(
         [
             httpx.Response(400, text="no"),
             httpx.Response(200, content=partly.SerializeToString()),
             httpx.Response(200, text="<ok>"),
+            httpx.Response(200, content=broken.SerializeToString()),
         ]
     )
     exporting.collector.reply = lambda: next(replies)
-    for _ in range(3):
+    for _ in range(4):
         exporting.append(a_generation(), a_generation())
         exporting.worker.step()
 
-    assert len(exporting.collector.urls) == 3
-    assert exporting.counted() == {"sent": 3, "refused": 3}
+    assert len(exporting.collector.urls) == 4
+    assert exporting.counted() == {"sent": 5, "refused": 3}
 
 
 def test_its_position_is_no_reason_to_miss_records(exporting: Exporting, database: Database) -> None:

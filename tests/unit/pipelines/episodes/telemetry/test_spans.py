@@ -85,6 +85,15 @@ def test_a_join_key_that_is_a_trace_is_the_trace(key: str, is_trace: bool) -> No
     assert span.trace_id.hex() == (key if is_trace else "01a2242d27857a2bbbf80c64ad6dc0ca")
 
 
+@pytest.mark.parametrize("calls", [["x"], 7, [{"function": "x"}]])
+def test_messages_of_unknown_shapes_stay_and_their_span_leaves(calls: object) -> None:
+    odd = with_body(a_generation(completion_id=ID), messages=[{"role": "assistant", "tool_calls": calls}])
+
+    given = attributes(MessageToDict(span_of(odd, with_content=True)))
+    assert given["gen_ai.response.id"] == ID
+    assert "gen_ai.input.messages" not in given
+
+
 def test_errors_and_damaged_bodies_still_leave() -> None:
     span = span_of(a_generation(finish_reason="error", body=b"damaged"), with_content=True)
     given = attributes(MessageToDict(span))

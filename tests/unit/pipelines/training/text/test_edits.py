@@ -86,6 +86,11 @@ def test_an_edit_ends_as_its_answer_ended() -> None:
     assert [tokenizer.completion_ids("no", answer)[0][-1] for answer in ([9, 4], [9, 1], [9, 8], [])] == [4, 1, 1, 1]
 
 
+def test_an_edit_of_an_answer_with_marks_would_lose_them() -> None:
+    [mark] = Tokenizer.from_file(str(BASES[0] / "tokenizer.json")).encode("<|end|>", add_special_tokens=False).ids
+    assert tokenizer_of().completion_ids("no", [mark, 9, 1]) == ((), "edit_of_reasoning")
+
+
 def test_a_list_of_end_tokens_is_read_from_the_base(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((BASES[0] / "tokenizer.json").read_bytes())
     for told, last in ((4, 4), ([4, 1], 4)):

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from tokenizers import Tokenizer
 
 from contracts.event_log import LogPlace
 from contracts.records import Experience, Generation, Provided, Streams, pack_body
 from contracts.topics import GENERATIONS
 from pipelines.training.learning.learner import Learner
+from pipelines.training.text.rendering import with_tokens
 from pipelines.training.text.samples import TextRow
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores
@@ -37,13 +39,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def a_world(folder: Path, **training: Any) -> World:
-    """A prompt is the words of its messages, then t2; an answer ends with t1."""
+def a_world(folder: Path, *, opens: str = "t2", **training: Any) -> World:
+    """A prompt is the words of its messages, then `opens`; an answer ends with t1."""
     world = World.new(folder / "home", **training)
     with_tokenizer(world, folder)
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": CONTEXT}))
     (folder / "tokenizer_config.json").write_text("{}")
-    (folder / "chat_template.jinja").write_text("{% for each in messages %}{{ each.content }} {% endfor %}t2")
+    (folder / "chat_template.jinja").write_text("{% for each in messages %}{{ each.content }} {% endfor %}" + opens)
     return world
 
 
@@ -94,6 +96,12 @@ def test_an_accepted_answer_is_a_target_in_the_policys_own_tokens(world: World) 
     assert {step[name] for name in ("reward_mean", "k3", "entropy", "ess")} == {None}  # no policy of this home answered
 
 
+def test_silence_about_an_answer_is_not_rendered() -> None:
+    item = experience(streams=Streams(ce=1.0), origin="openai")
+    found = with_tokens(item, b"not read", None, CONTEXT)
+    assert found.streams == Streams(rl=0.0, ce=1.0, refused="provider")
+
+
 @pytest.mark.parametrize(
     ("turn", "streams", "reason"),
     [
@@ -118,6 +126,17 @@ def test_what_teaches_nothing_is_off_support_by_name(
     trainer.checkpoint()
     assert states(world) == {("off_support", reason): 1}
     assert figures(world) == []
+
+
+@pytest.mark.parametrize("opens", ["<think>{# </think> #}", "t2{# <|channel|> <|message|> #}"])
+def test_plain_text_is_no_answer_where_answers_begin_with_reasoning(tmp_path: Path, opens: str) -> None:
+    world = a_world(tmp_path, opens=opens)
+    words = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    words.add_special_tokens(["<think>"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    taught(world, scored(world, said())).checkpoint()
+    assert states(world) == {("off_support", "reasoning"): 1}
+    world.close()
 
 
 def test_a_log_that_claims_tokens_of_a_provider_teaches_no_ratio(world: World) -> None:

@@ -20,6 +20,7 @@ from services.provider import ProviderSettings
 from tests.unit.services.inference import test_versions_asked
 from tests.unit.services.inference.conftest import Inference, a_service
 from tests.unit.services.inference.provider.conftest import KEY
+from tests.unit.services.inference.provider.test_other_dialects import RESPONSE
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
 from tests.unit.services.serving import make_home, serve, wait_until
 from tests.worlds.servers.provider import MODEL, FakeProvider, chat_answer
@@ -154,9 +155,83 @@ def test_anthropics_messages_pass_and_are_drawn_too(both: Both, database: Databa
     assert (say(), both.last().arm) == ("own", CANARY)
 
 
-def test_prompts_without_a_chat_are_refused_while_the_provider_answers(both: Both) -> None:
-    with pytest.raises(openai.BadRequestError, match="speaks chat"):
-        both.client.completions.create(model="demo", prompt="four")
+def test_what_the_provider_does_not_speak_is_answered_by_own_versions_and_not_compared(
+    both: Both, database: Database
+) -> None:
+    assign(database, 5, CANARY, 0.5)
+    both.wait_until_held()
+    for number in range(8):
+        answer = both.client.completions.create(model="demo", prompt=["four", "five"], user=f"person {number}")
+        assert [choice.text for choice in answer.choices] == ["own", "own"]
+    assert {one.arm for one in both.logged()} == {CANARY, LIVE}
+    assert {one.draw for one in both.logged()} == {None}
+    assert not both.provider.asked
+
+
+def test_what_an_engine_refuses_goes_to_the_provider(both: Both, database: Database) -> None:
+    assign(database, 5, CANARY, 1.0)
+    both.wait_until_held()
+    both.engine.refusal = {"message": "too long", "type": "BadRequestError", "param": "prompt", "code": 400}
+    assert said(both.ask(user="a")) == "Sure."
+    assert [(one.arm, one.draw) for one in both.logged()] == [(PROVIDER, None)]
+    stream = both.ask(user="a", stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == "Sure."
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        both.ask(model="demo@v3")
+
+
+def test_a_conversation_of_responses_goes_on_whoever_is_drawn(both: Both, database: Database) -> None:
+    assign(database, 5, CANARY, 1.0)
+    both.wait_until_held()
+    both.provider.answer = RESPONSE
+    ask = both.client.responses.create
+    first = ask(model="demo", input="four", user="a")
+    second = ask(model="demo", input="and five?", user="a", previous_response_id=first.id)
+    assert (first.output_text, second.output_text) == ("own", "own")
+    assert [(one.arm, one.draw is None) for one in both.logged()] == [(CANARY, False), (CANARY, True)]
+    assign(database, None, CANARY, 0.0)
+    third = ask(model="demo", input="and six?", user="a", previous_response_id=second.id)
+    sent = both.provider.asked[-1][2]
+    assert (third.output_text, "previous_response_id" in sent) == ("Sure.", False)
+    assert [item["role"] for item in sent["input"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert all("id" not in item for item in sent["input"])
+    assert [message["content"] for message in both.last().open().messages] == [
+        "four", "own", "and five?", "own", "and six?",
+    ]  # fmt: skip
+    for share in (1.0, 0.0):  # also when its users went over
+        assign(database, None, PROVIDER, share)
+        ask(model="demo", input="and seven?", user="a", previous_response_id=third.id)
+        assert both.provider.asked[-1][2]["previous_response_id"] == "resp_theirs"
+        provided = both.last().provided
+        assert provided is not None
+        assert provided.is_partial
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        ask(model="demo", input="and eight?", user="a", previous_response_id="resp_nobodys")
+
+
+def test_an_answer_to_what_the_log_has_no_words_for_is_marked(both: Both) -> None:
+    for content, is_partial in ((IMAGE, True), ("[1] four\n[2] five", False)):
+        both.ask(user="a", messages=[{"role": "user", "content": content}])
+        provided = both.last().provided
+        assert provided is not None
+        assert provided.is_partial == is_partial
+
+
+def test_both_arms_are_logged_alike(both: Both, database: Database) -> None:
+    form: Any = {"format": {"type": "json_object"}}
+    both.provider.answer, bodies = RESPONSE, []
+    assign(database, 5, CANARY, 1.0)
+    both.wait_until_held()
+    for arm in (CANARY, PROVIDER):
+        both.client.responses.create(model="demo", input="four", user="a", text=form)
+        assert both.last().arm == arm
+        bodies.append(both.last().open())
+        assign(database, 5, CANARY, 0.0)
+    own, theirs = ((body.messages, body.tools, body.tool_choice, body.response_format) for body in bodies)
+    assert own == theirs
+
+
+def test_a_stream_of_the_provider_passes(both: Both) -> None:
     stream = both.ask(user="a", stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == "Sure."
     assert both.last().arm == PROVIDER

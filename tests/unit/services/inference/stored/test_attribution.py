@@ -11,7 +11,7 @@ from sqlalchemy import insert, update
 
 from contracts.ids import new_completion_id, response_id_of, sample_key
 from contracts.keys import NewKey, create_key, make_key
-from contracts.ledger import NO_END
+from contracts.ledger import MAX_SCORES, NO_END
 from contracts.records import Provided, Signal, Submitter, encode
 from contracts.tables import generation, ledger_epoch, outcome, score, signal
 from runtime.database import Database
@@ -119,6 +119,18 @@ def test_a_learned_answer_shows_signals_reward_parts_and_version_of_every_revisi
         (1, 4, True),
         (2, 5, True),
     ]
+
+
+def test_of_a_long_history_the_newest_part_is_shown(inference: Inference, database: Database) -> None:
+    answer = inference.ask().id
+    join(inference, database)
+    for revision in range(MAX_SCORES + 1):
+        grade(database, answer, revision + 1, revision / 100)
+    settle(database, answer, revision=MAX_SCORES + 1)
+
+    shown = choice_of(inference, answer)
+    assert (shown["reward"], shown["waits_for"]) == (MAX_SCORES / 100, "training")
+    assert [graded["revision"] for graded in shown["scores"]] == list(range(2, MAX_SCORES + 2))
 
 
 def test_what_a_later_epoch_took_back_is_pending_again(inference: Inference, database: Database) -> None:

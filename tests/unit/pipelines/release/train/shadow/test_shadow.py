@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import select, update
 
 from contracts.draws import hash_of
@@ -251,6 +252,25 @@ def test_a_provider_is_compared_by_what_it_answered_and_is_not_asked(database: D
         assert ({version for version, _ in world.asked}, sum(num for _, num in world.asked)) == ({VERSION}, 100)
         assert (found.refused, "than the provider on 100 prompts" in found.says) == (refused, True), found.says
         train = train._replace(id=2)
+
+
+def test_a_providers_answer_is_compared_under_the_limit_that_cut_it_and_only_if_the_log_has_its_whole_prompt(
+    database: Database,
+) -> None:
+    partial, whole = (Provided(origin="openai", is_partial=is_partial) for is_partial in (True, False))
+    limit = a_generation().sampling
+    store(
+        database,
+        a_prompt(1, provided=partial, spans=()),
+        a_prompt(2, provided=whole, spans=()),
+        a_prompt(3, provided=whole, spans=(), finish_reason="length", sampling=replace(limit, max_tokens=7)),
+    )
+    with database.snapshot() as connection:
+        found = read_prompts(connection, POLICY, 10, TASKS.keys(), provided=True)
+    assert [(item.question.messages[0]["content"], item.question.options.get("max_tokens")) for item in found] == [
+        ("3", 7),
+        ("2", None),
+    ]
 
 
 def test_without_prompts_there_is_no_shadow(database: Database) -> None:
