@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
-from contracts.records import Provided, Signal, Streams
+from contracts.records import Provided, Streams
 from contracts.tasks import Task
 from contracts.tasks.learning import LearningRule
 from contracts.tasks.planted_secrets import find_secret
 from rewards.episode import UnpackedEpisode
 from rewards.rubric import WeightedVerdict
+from rewards.signals.edits import edit_in
 
-_EDITORS = frozenset(("user", "operator"))
-"""Whose edits are learned: a judge's text is a model's, and no cap of a person's votes holds for it."""
 _LEAKS = "answer_with_secret"
 
 
@@ -38,18 +35,6 @@ def streams_of(task: Task, item: UnpackedEpisode, learned: WeightedVerdict) -> S
     if is_good and find_secret(item.body.text):
         return replace(found, refused=_LEAKS)
     return replace(found, is_good=is_good)
-
-
-def edit_in(task: Task, signals: Iterable[Signal]) -> str | None:
-    """The newest text that a person made of the answer: a correction, or the value of a signal that means an edit."""
-    people = (signal for signal in signals if signal.submitter.kind in _EDITORS)
-    for signal in sorted(people, key=lambda each: (each.at, each.id), reverse=True):
-        rule = task.signals.get(signal.name)
-        if rule is not None and signal.correction is not None:
-            return signal.correction
-        if rule is not None and rule.means == "edit" and isinstance(signal.value, str):
-            return signal.value
-    return None
 
 
 def why_unlearnable(item: UnpackedEpisode, edit: str | None) -> str:

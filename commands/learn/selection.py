@@ -22,7 +22,7 @@ from contracts.records import Experience, Generation, GenerationBody, Outcome, R
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.curation.curator import hash_of
-from rewards.streams import edit_in
+from rewards.signals.edits import edit_in
 
 Kind = Literal["edit", "accepted", "pair", "thumb", "refused"]
 MOST_REMARKS = 100_000

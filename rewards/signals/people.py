@@ -76,8 +76,9 @@ class Person:
     window_num: int = 0
     agreement: Agreement = field(default_factory=Agreement)
     num_speaking: int = 0
-    """1 if they said two things; in the row of everybody, how many people did. The same holds for who repeats themselves."""
+    """1 if they said two things; in the row of everybody, how many people did."""
     num_repeating: int = 0
+    """The same of people who repeat themselves."""
     edits: bytes = b""
     """Sketches of the newest edits (repeats.py)."""
 

@@ -1,6 +1,6 @@
 """Whether a person inserts the same text into answers to different prompts, as advertisers do, where hardly anybody else does so. Pure.
 
-An edit is kept as a sketch: a hash of its prompt, and the smallest hashes of the 5-character shingles of what it inserts (bottom-k: Broder,
+An edit is kept as a sketch: a hash of its prompt, and the smallest hashes of the 5-character shingles of its insertions (bottom-k: Broder,
 On the Resemblance and Containment of Documents, 1997), so a number that changes hides nothing. Where many people repeat themselves, as with
 labels or a phrase of the house that answers lack, repeating is right, and nobody is refused for it.
 """
@@ -26,7 +26,7 @@ _SKETCH_BYTES = _BYTES * (1 + _NUM_MARKS)
 
 
 def sketch_of(prompt: str, answer: str, edit: str) -> bytes:
-    """The sketch of what an edit inserts; empty if that is too short to say anything. Only the beginnings of very long texts count."""
+    """The sketch of an edit's insertions; empty if they are too short to say anything. Only the beginnings of very long texts count."""
     before, after = (text[:_MAX_CHARACTERS].lower().split() for text in (answer, edit))
     parts = [after[new.dest_start : new.dest_end] for new in Levenshtein.opcodes(before, after) if new.tag != "equal"]
     inserted = " ".join(word for part in parts for word in part)

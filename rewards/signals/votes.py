@@ -20,9 +20,9 @@ from contracts.tasks import Task
 from contracts.tasks.people import BurstRule
 from rewards.signals import bursts, delay
 from rewards.signals.bursts import VotePace
+from rewards.signals.edits import edit_in
 from rewards.signals.people import ANONYMOUS, Person, clipped, is_suspended, offset_of
 from rewards.signals.repeats import is_repeated, sketch_of
-from rewards.streams import edit_in
 
 PersonName = tuple[str, str, str]
 """Tenant, task, id."""
