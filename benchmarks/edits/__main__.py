@@ -101,7 +101,7 @@ def bars(house: str, found: Found) -> list[EditsBar]:
 
 def main() -> None:
     """Run what the file does not hold yet, write it after each run, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.edits", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS / f"{time.strftime('%Y-%m-%d')}-edits.json")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "edits", help="Base policies, kept.")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
