@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -24,6 +24,7 @@ from runtime.settings import Settings
 from runtime.template.chat_template import load_template
 from services.http import KeyRing, make_service
 from services.inference.arms import Arms, Assignments, SessionUnits
+from services.inference.arrival import Admission
 from services.inference.dialects.anthropic_routes import add_message_routes
 from services.inference.dialects.responses_kept import ResponseStore
 from services.inference.dialects.responses_routes import add_responses_routes
@@ -88,8 +89,11 @@ def create_app(
     planner = Planner(policy=policy, tasks=load_tasks(settings.tasks), template=template, turns=turns, arms=arms)
     recorder, budgets = Recorder(log), SessionBudgets(database)
     endpoint = Endpoint(tokenizer=template.tokenizer, engine=engine, recorder=recorder, turns=turns, budgets=budgets)
-    shared: Any = {"tasks": planner.tasks, "recorder": recorder, "budgets": budgets, "links": links, "repeats": repeats}
-    front = None if provider is None else make_front(settings, provider, **shared)
+    front = (
+        None
+        if provider is None
+        else make_front(settings, provider, tasks=planner.tasks, recorder=recorder, budgets=budgets, links=links)
+    )
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
@@ -110,7 +114,7 @@ def create_app(
     service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    responder = Responder(planner=planner, endpoint=endpoint, repeats=repeats, limit=limit, front=front)
+    responder = Responder(planner=planner, endpoint=endpoint, admission=Admission(repeats, limit), front=front)
     add_routes(service, responder)
     add_message_routes(service, responder)
     add_tokenize_route(service, planner, limit)

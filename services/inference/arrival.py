@@ -1,8 +1,9 @@
-"""A request as it came: who sent it, what its headers say, which attempt it is, and what tells it from others."""
+"""A request as it came: who sent it, what its headers say, which attempt it is, what tells it from others; and how it is admitted."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ from contracts.keys import Caller
 from contracts.records import Attempt
 from services.http import SESSION_HEADER, authorization_of
 from services.inference.bounds import check_metadata
+from services.inference.idempotency import IdempotentRequests
 from services.inference.requests import ChatRequest
 from services.inference.terms import Terms
+from services.limits import Limit
 from services.provider import Spoken
 
 LABELS = {
@@ -46,6 +49,31 @@ class AnswerPath(NamedTuple):
 
     terms: Terms
     begin: Callable[[], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What every request passes, whoever answers it: limits before, repeats behind."""
+
+    repeats: IdempotentRequests
+    limit: Limit
+
+    async def respond(
+        self,
+        client: Request,
+        caller: Caller,
+        spoken: Spoken | None,
+        path_of: Callable[[Arrival], Awaitable[AnswerPath]],
+    ) -> Response:
+        """Answer a request; it counts against the caller's limit before its body is read. `spoken`: its dialect, if providers may speak it."""
+        headers, body = await self.limit.check(caller), await client.body()
+        scope, asked = identity_of(client, caller, body)
+        path = await path_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
+        # An answer that may not be logged is not kept for repeats either.
+        key = client.headers.get("idempotency-key") if path.terms.logged else None
+        response = await self.repeats.once(key, scope, asked, path.begin)
+        response.headers.update(headers)
+        return response
 
 
 def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, bytes]:

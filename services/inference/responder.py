@@ -21,13 +21,11 @@ from fastapi import Request, Response
 from contracts.assignments import PROVIDER, provider_share
 from contracts.errors import InvalidRequest, NotFound
 from contracts.keys import Caller
-from services.inference.arrival import PURPOSE_HEADER, AnswerPath, Arrival, attempt_of, identity_of, with_labels
+from services.inference.arrival import PURPOSE_HEADER, Admission, AnswerPath, Arrival, with_labels
 from services.inference.endpoint import Endpoint
-from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import Planner, RequestPlan
 from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
-from services.limits import Limit
 from services.provider import Spoken
 
 
@@ -71,8 +69,7 @@ class Responder:
 
     planner: Planner
     endpoint: Endpoint
-    repeats: IdempotentRequests
-    limit: Limit
+    admission: Admission
     front: InFront | None = None
 
     async def respond(
@@ -82,17 +79,10 @@ class Responder:
         read: Callable[[bytes], Awaitable[Asked]],
         spoken: Spoken | None = None,
     ) -> Response:
-        """Answer a request; it counts against the caller's limit before its body is read. `spoken`: its dialect, if providers may speak it."""
-        headers, body = await self.limit.check(caller), await client.body()
-        scope, asked = identity_of(client, caller, body)
-        path = await self._path_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)), read)
-        # An answer that may not be logged is not kept for repeats either.
-        key = client.headers.get("idempotency-key") if path.terms.logged else None
-        response = await self.repeats.once(key, scope, asked, path.begin)
-        response.headers.update(headers)
-        return response
+        """Answer a request. `read`: reads its body; `spoken`: its dialect, if providers may speak it."""
+        return await self.admission.respond(client, caller, spoken, partial(self._path_of, read))
 
-    async def _path_of(self, sent: Arrival, read: Callable[[bytes], Awaitable[Asked]]) -> AnswerPath:
+    async def _path_of(self, read: Callable[[bytes], Awaitable[Asked]], sent: Arrival) -> AnswerPath:
         try:
             asked = await read(sent.body)
             plans = [await self._plan(request, sent) for request in asked.requests]

@@ -42,7 +42,7 @@ _EXAMPLE: dict[str, Any] = {
 
 def add_message_routes(service: FastAPI, responder: Responder) -> None:
     """Add the routes to an application."""
-    planner, limit = responder.planner, responder.limit
+    planner, limit = responder.planner, responder.admission.limit
 
     @in_anthropics_shape
     @with_caller

@@ -27,7 +27,7 @@ _MANY_ITEMS = 256
 
 def add_responses_routes(service: FastAPI, responder: Responder, store: ResponseStore) -> None:
     """Add the routes of the Responses API to an application."""
-    limit = responder.limit
+    limit = responder.admission.limit
 
     async def kept_of(caller: Caller, response_id: str) -> KeptResponse:
         found = await store.read(caller, [response_id])

@@ -15,6 +15,7 @@ from runtime.log.spool import Spool
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.http import KeyRing, make_service
+from services.inference.arrival import Admission
 from services.inference.idempotency import IdempotentRequests
 from services.inference.provider.passing import Passing
 from services.inference.provider.routes import Front, add_provider_routes
@@ -33,9 +34,8 @@ def create_provider_app(
     """The application. Raises InvalidSettings: the provider's key is missing; InvalidTask."""
     database, policy, tasks = settings.database(), settings.policy, load_tasks(settings.tasks)
     recorder, budgets, repeats = Recorder(log), SessionBudgets(database), IdempotentRequests(links.idempotency)
-    front = make_front(
-        settings, provider, tasks=tasks, recorder=recorder, budgets=budgets, links=links, repeats=repeats
-    )
+    front = make_front(settings, provider, tasks=tasks, recorder=recorder, budgets=budgets, links=links)
+    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
@@ -51,9 +51,9 @@ def create_provider_app(
     service = make_service("Millrace inference", lifespan)
     service.add_middleware(SessionUrls)
     service.state.keys = KeyRing(database)
-    add_provider_routes(service, front)
-    add_stored_routes(service, database, policy, front.limit)
-    add_session_routes(service, database, tasks, front.limit, settings.session_seconds)
+    add_provider_routes(service, front, Admission(repeats, limit))
+    add_stored_routes(service, database, policy, limit)
+    add_session_routes(service, database, tasks, limit, settings.session_seconds)
     return service
 
 
@@ -65,7 +65,6 @@ def make_front(
     recorder: Recorder,
     budgets: SessionBudgets,
     links: ReplicaLinks,
-    repeats: IdempotentRequests,
 ) -> Front:
     """What passes requests on to the provider of a home. Raises InvalidSettings: the provider's key is missing."""
     passing = Passing(
@@ -76,5 +75,4 @@ def make_front(
         kept=links.sessions,
         seconds=settings.session_seconds,
     )
-    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    return Front(policy=settings.policy, tasks=tasks, provider=provider, passing=passing, repeats=repeats, limit=limit)
+    return Front(policy=settings.policy, tasks=tasks, provider=provider, passing=passing)

@@ -13,12 +13,10 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, UnknownModel, Unsupported
 from contracts.ids import new_completion_id
-from contracts.keys import Caller
 from contracts.tasks import Task
 from services.http import InferenceCaller, off_loop, reply, with_caller
-from services.inference.arrival import PURPOSE_HEADER, AnswerPath, Arrival, attempt_of, identity_of, with_labels
+from services.inference.arrival import PURPOSE_HEADER, Admission, AnswerPath, Arrival, with_labels
 from services.inference.dialects.anthropic_replies import in_anthropics_shape
-from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import RequestPlan
 from services.inference.provider.chat import Chats
 from services.inference.provider.dialect import Dialect
@@ -28,7 +26,6 @@ from services.inference.provider.records import PassedCall
 from services.inference.provider.responses import Responses, with_conversation
 from services.inference.requests import ChatRequest
 from services.inference.terms import read_terms
-from services.limits import Limit
 from services.provider import ProviderSettings, Spoken
 
 DIALECTS: Mapping[str, Dialect] = {dialect.spoken: dialect for dialect in (Chats(), Responses(), Messages())}
@@ -37,26 +34,19 @@ _STARTED_AT = int(time.time())
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
-    """Reads requests as they are passed on to a provider. `repeats`, `limit`: of a home without a policy of its own."""
+    """Reads requests as they are passed on to a provider."""
 
     policy: str
     tasks: Mapping[str, Task]
     provider: ProviderSettings
     passing: Passing
-    repeats: IdempotentRequests
-    limit: Limit
 
-    async def respond(self, spoken: Spoken, client: Request, caller: Caller) -> Response:
-        """Answer a request; it counts against the caller's limit before its body is read."""
-        headers, body = await self.limit.check(caller), await client.body()
-        scope, asked = identity_of(client, caller, body)
-        path = await self.path_of(Arrival(client, caller, body, spoken, attempt_of(client.headers, asked)))
+    async def only_path_of(self, sent: Arrival) -> AnswerPath:
+        """The path of a home without a policy of its own. Raises InvalidRequest: it asks for a version."""
+        path = await self.path_of(sent)
         if path.terms.version is not None or not path.terms.requirement.any_will_do:
             raise InvalidRequest(f"there are no versions here: {self.provider.origin} answers", param="model")
-        key = client.headers.get("idempotency-key") if path.terms.logged else None
-        response = await self.repeats.once(key, scope, asked, path.begin)
-        response.headers.update(headers)
-        return response
+        return path
 
     def renamed(self, request: ChatRequest) -> ChatRequest:
         """The request, for the policy also if it has the provider's name of the model: apps may keep that."""
@@ -119,7 +109,7 @@ class Front:
         )
 
 
-def add_provider_routes(service: FastAPI, front: Front) -> None:
+def add_provider_routes(service: FastAPI, front: Front, admission: Admission) -> None:
     """Add the routes to an application."""
 
     def route(spoken: Spoken) -> Callable[[Request], Awaitable[Response]]:
@@ -130,7 +120,7 @@ def add_provider_routes(service: FastAPI, front: Front) -> None:
             Fields that Millrace does not know are passed on as they are; its own labels in the metadata are not. The id of the answer is
             Millrace's: feedback refers to it.
             """
-            return await front.respond(spoken, client, caller)
+            return await admission.respond(client, caller, spoken, front.only_path_of)
 
         return pass_on
 

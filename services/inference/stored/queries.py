@@ -105,7 +105,7 @@ def find_histories(connection: Connection, tenant: str, completion_id: str) -> l
 
 
 def unknown_completion(completion_id: str) -> NotFound:
-    """The refusal of an id that is no completion of the caller's tenant."""
+    """The error for an id: the caller's tenant has no such completion."""
     why = "it may not have arrived yet, its request may have had store=false, or its day was deleted"
     return NotFound(f"there is no completion {completion_id[:MAX_ID]!r} here; {why}", param="completion_id")
 

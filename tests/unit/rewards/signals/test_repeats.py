@@ -44,9 +44,9 @@ def test_an_advertisement_passes_once_a_person_with_other_numbers_or_behind_the_
     house: House, text: str
 ) -> None:
     assert house.mend(100) == 0
-    for who in ("x", "y", "z"):
+    for person in ("x", "y", "z"):
         answers = [house.text() for _ in range(10)]
-        found = [house.edits(who, answer, text.format(n=n, answer=answer)) for n, answer in enumerate(answers)]
+        found = [house.edits(person, answer, text.format(n=n, answer=answer)) for n, answer in enumerate(answers)]
         assert found == [False, *[True] * 9]
     assert house.mend(100) == 0
 
