@@ -67,8 +67,8 @@ class Checkpoint:
         stepped = {name.partition("/")[2] for name in moments}
         if stepped - names or {f"{moment}/{name}" for name in stepped for moment in MOMENTS} != moments.keys():
             raise WeightsRefused("missing_tensor", "the optimizer's moments are not those of the weights")
-        for name, tensor in trained.items():
-            shape, found = tuple(tensor.shape), [_shape_in(weights, name)]
+        for name in trained:
+            shape, found = _shape_in(trained, name), [_shape_in(weights, name)]
             found += [_shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
             if wrong := [each for each in found if each != shape]:
                 raise WeightsRefused("wrong_shape", f"{name} has shape {wrong[0]}, the model's has {shape}")
@@ -279,6 +279,6 @@ def _check_origin(held: str, own: str) -> None:
 
 
 def _shape_in(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """The shape of a tensor, without reading it if it is in a file."""
+    """The shape of a whole tensor, without reading it if it is in a file, or in part with other ranks."""
     shape_of = getattr(tensors, "shape_of", None)
     return tuple(tensors[name].shape) if shape_of is None else tuple(shape_of(name))

@@ -36,6 +36,7 @@ from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
@@ -258,6 +259,9 @@ class WholeModel:
     def masters(self) -> Masters:
         """As in `Trainee`: the moments are named `moment/name`."""
         return self.optimizer.weights, self.optimizer.moments
+
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        """As in `Trainee`."""
 
     def put(self, held: Masters) -> None:
         """As in `Trainee`."""
