@@ -105,6 +105,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
         Raises WeightsRefused: a file is damaged, see `map_file`, or not what the index says (`other_rows`); NotFound: there is none.
         """
+        self.folder = paths[0].parent
         self._parts: dict[str, list[tuple[int, int, Tensor]]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in paths:
@@ -123,7 +124,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
             parts.sort(key=itemgetter(0, 1))
             ends = [0, *(last for _, last, _ in parts)]
             if [first for first, _, _ in parts] != ends[:-1] or (0, ends[-1]) != _all_rows(self._shapes[name]):
-                raise WeightsRefused("other_rows", f"{paths[0].parent}: rows of {name} are missing, or there twice")
+                raise WeightsRefused("other_rows", f"{self.folder}: rows of {name} are missing, or there twice")
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.rows(name, *_all_rows(self._shapes[name]))

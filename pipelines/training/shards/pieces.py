@@ -50,16 +50,6 @@ class LocalRows(Mapping[str, torch.Tensor]):
         """`shapes`: of the whole tensors; `local`: a name to this rank's rows."""
         self.rank, self.world, self.shapes, self._local = rank, world, shapes, local
 
-    @classmethod
-    def of(cls, file: TensorFile, rank: int, world: int) -> LocalRows:
-        """The rows of a rank out of a checkpoint of any number of ranks, each read when it is asked for."""
-
-        def local(name: str) -> torch.Tensor:
-            first, last, shape = rows_of(rank, world, file.shape_of(name))
-            return file.rows(name, first, last) if shape else file[name]
-
-        return cls(rank, world, {name: file.shape_of(name) for name in file}, local)
-
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._local(name)
 
@@ -79,6 +69,21 @@ class LocalRows(Mapping[str, torch.Tensor]):
         weights, moments = held
         whole = {key: shapes[key.partition("/")[2]] if tensor.ndim else () for key, tensor in moments.items()}
         return cls(rank, world, shapes, weights.__getitem__), cls(rank, world, whole, moments.__getitem__)
+
+    @classmethod
+    def read(cls, folder: Path, rank: int, world: int) -> Masters:
+        """What a rank holds of a checkpoint, whatever number of ranks wrote it; read when it is asked for. Raises as `open_tensors`."""
+
+        def rows_in_file(file: TensorFile) -> LocalRows:
+            shapes = {name: file.shape_of(name) for name in file}
+
+            def local(name: str) -> torch.Tensor:
+                first, last, shape = rows_of(rank, world, shapes[name])
+                return file.rows(name, first, last) if shape else file[name]
+
+            return cls(rank, world, shapes, local)
+
+        return rows_in_file(open_tensors(folder, WEIGHTS)), rows_in_file(open_tensors(folder, MOMENTS))
 
     @property
     def piece(self) -> dict[str, torch.Tensor]:
