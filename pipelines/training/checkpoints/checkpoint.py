@@ -282,8 +282,7 @@ class CheckpointStore:
             self._fault(f"checkpoint: before {file}")
             files[file] = write_pieces(folder / file, [content])
         if not pending.is_linked:
-            self._fault("checkpoint: before pieces")
-            files |= pending.others.gather(folder)
+            files |= pending.others.gather(folder, self._fault)
         self._fault(f"checkpoint: before {MANIFEST}")
         write_durably(folder / MANIFEST, [seal(msgspec.structs.replace(pending.manifest, files=files))])
         self._fault("checkpoint: durable")

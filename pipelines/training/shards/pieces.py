@@ -156,34 +156,31 @@ class OtherPieces:
         """True if other ranks write."""
         return self._world > 1
 
-    def gather(self, folder: Path) -> dict[str, Written]:
+    def gather(self, folder: Path, fault: FaultPoint) -> dict[str, Written]:
         """Wait until all are durable, and write the index. Returns facts of all files that rank 0 has not written before.
 
         Raises Unavailable: a rank has not written in time, or the disk is full; FileNotFoundError: the folder was removed;
         WeightsRefused: a piece is not of this checkpoint (`other_piece`), or has other rows (`other_rows`).
         """
-        written, ends = dict[str, Written](), time.monotonic() + self._seconds
+        written, index = dict[str, Written](), PieceIndex(shapes={}, files={})
+        if not self.are_any:
+            return written
+        fault(f"checkpoint: before {INDEX}")
+        ends = time.monotonic() + self._seconds
+        for rank, (file, shapes) in product(range(self._world), self._shapes.items()):
+            index.shapes.update(shapes)
+            rows = {name: rows_of(rank, self._world, shape)[:2] for name, shape in shapes.items() if shape or rank == 0}
+            index.files[piece_name(file, rank, self._world)] = rows
         for rank in range(1, self._world):
             note = _wait(folder, rank, ends, self._seconds)
-            if note.checkpoint != folder.name or note.files.keys() != {
-                piece_name(file, rank, self._world) for file in self._shapes
-            }:
-                raise WeightsRefused(
-                    "other_piece",
-                    f"rank {rank} wrote {sorted(note.files)} of {note.checkpoint}, not a piece of {folder.name}",
-                )
+            expected = {piece_name(file, rank, self._world) for file in self._shapes}
+            if note.checkpoint != folder.name or note.files.keys() != expected:
+                said = f"rank {rank} wrote {sorted(note.files)} of {note.checkpoint}, not a piece of {folder.name}"
+                raise WeightsRefused("other_piece", said)
             written |= note.files
-        if self.are_any:
-            index = PieceIndex(shapes={}, files={})
-            for rank, (file, shapes) in product(range(self._world), self._shapes.items()):
-                index.shapes.update(shapes)
-                cut = {
-                    name: rows_of(rank, self._world, shape)[:2] for name, shape in shapes.items() if shape or rank == 0
-                }
-                index.files[piece_name(file, rank, self._world)] = cut
-            written[INDEX] = write_pieces(folder / INDEX, [msgspec.json.encode(index)])
-            for file in self._shapes:
-                open_tensors(folder, file)
+        written[INDEX] = write_pieces(folder / INDEX, [msgspec.json.encode(index)])
+        for file in self._shapes:
+            open_tensors(folder, file)
         return written
 
 

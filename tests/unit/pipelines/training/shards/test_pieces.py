@@ -193,7 +193,7 @@ def test_a_full_disk_of_one_rank_is_told_at_once_and_costs_only_that_checkpoint(
         "weights-00001-of-00002.safetensors",
         "optimizer-00001-of-00002.safetensors",
         "state.json",
-        "pieces",
+        INDEX,
         "MANIFEST.json",
     ],
 )
@@ -210,7 +210,7 @@ def test_rank_0_that_dies_leaves_the_older_one_the_newest(tmp_path: Path, place:
 
 def test_a_folder_that_another_trainer_removed_is_named(tmp_path: Path) -> None:
     def fault(place: str) -> None:
-        if place == "checkpoint: before pieces":
+        if place == f"checkpoint: before {INDEX}":
             shutil.rmtree(tmp_path / "checkpoint-000001-00000001")
 
     ranks = Ranks(tmp_path, 2, fault)
