@@ -295,7 +295,11 @@ class WholeModel:
         """The rows, within the token budget."""
         batches = partial(packed_batches, windowed=self._windowed) if self._packs else micro_batches
         routing = self.routing if self._replays else NO_REPLAY
-        return batches(experiences, max_tokens=self.budget.current, device=self.device, routing=routing)
+        return batches(experiences, max_tokens=self._most_tokens(experiences), device=self.device, routing=routing)
+
+    def _most_tokens(self, experiences: Sequence[Segmented]) -> int:  # noqa: ARG002 several processes share them
+        """Of a micro-batch over some of these rows."""
+        return self.budget.current
 
     @torch.no_grad()
     def _plan(
