@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,11 @@ from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.loss import SUMMED
 from pipelines.training.learning.whole_model import BatchScores, WholeModel
+from pipelines.training.shards.pieces import LocalRows, PieceWriter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
     from pipelines.training.learning.step_bound import Taken
@@ -44,6 +48,7 @@ class Share(WholeModel):
         self._loaded, self._group = loaded, group
         self.versions: dict[int, Tensors] = {}
         """Bits that rank 0 named, by its number for them."""
+        self._pieces = PieceWriter(group.rank, ThreadPoolExecutor(1, "saving"))
         super().__init__(loaded.model, settings, device)
         self.model.reset_iter_state()  # a trial that failed, on every rank
         self.can_fork = False
@@ -52,8 +57,29 @@ class Share(WholeModel):
         """As in `Trainee`."""
         return super().machine() | {"processes": str(self._group.world)}
 
+    @property
+    def is_cut(self) -> bool:
+        """True if each rank has rows of the masters; else all have the same ones."""
+        return isinstance(self.masters()[0], LocalRows)
+
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        """As in `Trainee`; rank 0 writes its own."""
+        if self._group.rank:
+            self._pieces.begin(folder, self.masters(), budget)
+
+    def read_masters(self, folder: Path) -> None:
+        """Return to what a checkpoint held, each rank to its rows."""
+        self._pieces.keep()
+        self.put(LocalRows.read(folder, self._group.rank, self._group.world))
+
+    def take_step(self, scale: float) -> Taken:
+        """As in `Trainee`."""
+        self._pieces.keep()
+        return super().take_step(scale)
+
     def copy_masters(self) -> None:
         """Make weights and moments those of rank 0."""
+        self._pieces.keep()
         weights, moments = self.masters()
         self._group.copy([*weights.values(), *moments.values()])
 
