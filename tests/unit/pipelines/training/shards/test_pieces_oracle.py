@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.learning.masters import Checkpoint, Masters
@@ -50,7 +52,7 @@ def run(rank: int, folder: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     state = named(model, optimizer)
-    dcp.save(dict(state), checkpoint_id=folder / "theirs")
+    save(dict(state), checkpoint_id=folder / "theirs")
     held, name = local(model, state, rank), [""]
     if rank == 0:
         store = CheckpointStore(folder / "ours", 2)
@@ -70,14 +72,14 @@ def run(rank: int, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_pieces_hold_what_torchs_own_checkpoint_holds(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(run, (tmp_path,), nprocs=WORLD)  # type: ignore[no-untyped-call]  # its stub carries no types
+    spawn(run, (tmp_path,), nprocs=WORLD)  # type: ignore[no-untyped-call]  # its stub carries no types
     model = a_model()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 5)).sum().backward()
     optimizer.step()
     theirs = named(model, optimizer)
     before = {name: tensor.clone() for name, tensor in theirs.items()}
-    dcp.load(theirs, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    load(theirs, checkpoint_id=tmp_path / "theirs", no_dist=True)
     found, refused = CheckpointStore(tmp_path / "ours", 2).load_newest()
     assert found is not None
     assert not refused
