@@ -9,14 +9,16 @@ of the packed rows, S sampled tokens; M layers with experts, K experts chosen pe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from contracts.packing import support_of
 from pipelines.training.known.experiences import recorded_experts
+from pipelines.training.learning.loss import per_token, sampled
 from policy.off_device import onto
 from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
@@ -117,6 +119,18 @@ class PackedBatch:
         return scorer.score_packed(self.packing, *tokens, self.experts_NMK, support_SK=self.support_SK)
 
 
+class BatchScores(NamedTuple):
+    """Of a micro-batch, without gradients."""
+
+    log_probs_BT: torch.Tensor
+    sums_K: torch.Tensor = torch.empty(0)
+    """As in `loss.MicroSums`, where a loss was computed."""
+
+
+Compute = Callable[[MicroBatch | PackedBatch, float], BatchScores]
+"""Computes over a batch, with the share of its gradient that counts."""
+
+
 def micro_batches(
     experiences: Sequence[Segmented],
     *,
@@ -180,6 +194,20 @@ def rows_of(experiences: Sequence[Segmented], routing: Routing) -> list[Row]:
         for sample, experience in enumerate(experiences)
         for segment in experience.segments
     ]
+
+
+def text_tokens(
+    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
+    mask_BT = batch.layout[0]
+    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
+    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
+
+
+def samples_of(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
+    """The sample [S] of each sampled token."""
+    return torch.cat([per_token(batch.sample_B, batch.layout[0]) for batch in batches])
 
 
 def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:

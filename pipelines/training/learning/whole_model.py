@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -21,7 +20,13 @@ from pipelines.training.learning.device import TokenBudget, compute_repeatably, 
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import MasterAdamW, identity_of, make_pairs
-from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
+from pipelines.training.learning.micro_batches import (
+    BatchScores,
+    MicroBatch,
+    PackedBatch,
+    micro_batches,
+    packed_batches,
+)
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
@@ -36,12 +41,13 @@ from policy.routing import NO_REPLAY, Routing, routing_of
 from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.masters import Masters, Pair
+    from pipelines.training.learning.micro_batches import Compute
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.text.samples import TextBatch
@@ -50,18 +56,6 @@ if TYPE_CHECKING:
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
-
-
-class BatchScores(NamedTuple):
-    """Of a micro-batch, without gradients."""
-
-    log_probs_BT: torch.Tensor
-    sums_K: torch.Tensor | None = None
-    """As in `MicroSums`, where a loss was computed."""
-
-
-Compute = Callable[[MicroBatch | PackedBatch, float], BatchScores]
-"""Computes over a batch, with the share of its gradient that counts."""
 
 
 class WholeModel:
@@ -176,12 +170,12 @@ class WholeModel:
             self.scorer.recomputes = self._recomputes(micro)
             with self._stages.stage("forward"), self.precision.computing():
                 log_probs_BT = micro.scored_by(self.scorer).log_probs_BT
-            log_probs_S, weight_S, row_S = _text_tokens(micro, log_probs_BT)
+            log_probs_S, weight_S, row_S = text_tokens(micro, log_probs_BT)
             self._differentiate(((factor_N[row_S] * weight_S).to(log_probs_S.dtype) * log_probs_S).sum(), share)
             return BatchScores(log_probs_BT.detach())
 
         for micro, found in zip(batches, self._each(batches, compute), strict=True):
-            log_probs_S, weight_S, row_S = _text_tokens(micro, found.log_probs_BT)
+            log_probs_S, weight_S, row_S = text_tokens(micro, found.log_probs_BT)
             pull_S, current_S = factor_N[row_S] * weight_S, log_probs_S.double()
             length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
             sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
@@ -200,7 +194,7 @@ class WholeModel:
         found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
         found = self._today(batches) if reference is None else self._under(reference, None, batches)
         for batch, log_probs_BT in zip(batches, found, strict=True):
-            log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
+            log_probs_S, weight_S, row_S = text_tokens(batch, log_probs_BT)
             found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
         return [float(value) for value in found_N]
 
@@ -346,7 +340,7 @@ class WholeModel:
         is_probed_S = sample_S % every == 0
         # Sample after sample: whatever else is in its micro-batches, the tokens of one come in the same order.
         before = passed_S[is_probed_S][sample_S[is_probed_S].argsort(stable=True)]
-        order_S = _samples(batches).argsort(stable=True)
+        order_S = samples_of(batches).argsort(stable=True)
         return before, lambda: self._now(batches)[order_S]
 
     @torch.no_grad()
@@ -384,20 +378,6 @@ class WholeModel:
         """Add a share of the gradient, 1 or 0."""
         with self._stages.stage("backward"):
             torch.autograd.backward(loss if share else loss * share)
-
-
-def _text_tokens(
-    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
-    mask_BT = batch.layout[0]
-    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
-    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
-
-
-def _samples(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
-    """The sample [S] of each sampled token."""
-    return torch.cat([per_token(batch.sample_B, batch.layout[0]) for batch in batches])
 
 
 def routing_for(model: Any, settings: TrainingSettings) -> Routing:

@@ -18,21 +18,18 @@ import torch
 
 from contracts.errors import StepsBroken
 from pipelines.training.known.experiences import row_lengths
-from pipelines.training.learning.adapter_model import AdapterModel
-from pipelines.training.learning.loss import SUMMED
-from pipelines.training.learning.whole_model import BatchScores, WholeModel
+from pipelines.training.learning.micro_batches import BatchScores
+from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.shards.pieces import LocalRows, PieceWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.training.known.experiences import Segmented
-    from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
+    from pipelines.training.learning.micro_batches import Compute, MicroBatch, PackedBatch
     from pipelines.training.learning.step_bound import Taken
-    from pipelines.training.learning.whole_model import Compute
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.shards.group import Group
-    from pipelines.training.shards.loading import LoadedShards
     from weights.tensors import Tensors
 
 
@@ -43,13 +40,13 @@ warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tenso
 class Share(WholeModel):
     """What all sharded trainees have in common."""
 
-    def __init__(self, loaded: LoadedShards, settings: TrainingSettings, device: str, group: Group) -> None:
-        """`loaded`: the base policy in shards."""
-        self._loaded, self._group = loaded, group
+    def __init__(self, model: Any, settings: TrainingSettings, device: str, group: Group) -> None:
+        """`model`: with this rank's rows of the base policy."""
+        self._group = group
         self.versions: dict[int, Tensors] = {}
         """Bits that rank 0 named, by its number for them."""
         self._pieces = PieceWriter(group.rank, ThreadPoolExecutor(1, "saving"))
-        super().__init__(loaded.model, settings, device)
+        super().__init__(model, settings, device)
         self.model.reset_iter_state()  # a trial that failed, on every rank
         self.can_fork = False
 
@@ -107,16 +104,16 @@ class Share(WholeModel):
             is_short = len(found) * world < len(batches)
             spare = [compute(min(batches, key=lambda batch: batch.num_tokens), 0.0)] if is_short else []
             self.model.reshard()  # a pass without gradients leaves what belongs to no layer as it was gathered
-        has_sums = (found or spare)[0].sums_K is not None
+        num_sums = len((found or spare)[0].sums_K)
         counts = [batch.mask_BT.numel() for batch in batches]
-        sizes = [count + len(SUMMED) * has_sums for count in counts]
+        sizes = [count + num_sums for count in counts]
         flat = torch.zeros(sum(sizes), dtype=torch.float64, device=self.device)
-        parts = flat.split(sizes)
+        parts = torch.split(flat, sizes)
         for part, (log_probs_BT, sums_K) in zip(parts[rank::world], found, strict=True):
-            torch.cat([log_probs_BT.flatten(), *([] if sums_K is None else [sums_K])], out=part)
+            torch.cat([log_probs_BT.flatten(), sums_K], out=part)
         self._group.sum(flat)
         return [
-            BatchScores(part[:count].float().view(batch.mask_BT.shape), part[count:] if has_sums else None)
+            BatchScores(part[:count].float().view(batch.mask_BT.shape), part[count:])
             for part, count, batch in zip(parts, counts, batches, strict=True)
         ]
 
@@ -130,46 +127,3 @@ class Share(WholeModel):
         except Exception as error:
             says = f"rank {self._group.rank} of the trainer failed in a pass that the others take with it"
             raise StepsBroken(f"{says}: {type(error).__name__}: {error}; the group ends") from error
-
-
-class ShardedAdapter(Share, AdapterModel):
-    """A frozen base in shards; adapter, moments and what is published of them are whole on every rank, and the same."""
-
-    _is_summed = False
-    """The gradient is that of all ranks."""
-
-    def _bring(self, model: Any) -> str:  # noqa: ARG002 it is there
-        return self._loaded.root
-
-    def clip(self, max_norm: float) -> float:
-        """As in `Trainee`."""
-        self._sum_gradient()
-        return super().clip(max_norm)
-
-    def take_step(self, scale: float) -> Taken:
-        """As in `Trainee`."""
-        self._sum_gradient()
-        return super().take_step(scale)
-
-    def forget_gradient(self) -> None:
-        """As in `Trainee`."""
-        super().forget_gradient()
-        self._is_summed = False
-
-    def _differentiate(self, loss: torch.Tensor, share: float) -> None:
-        if self._is_summed and self._group.rank:
-            self.optimizer.zero_grad()  # rank 0 has it
-        self._is_summed = False
-        super()._differentiate(loss, share)
-
-    def _sum_gradient(self) -> None:
-        if self._is_summed:
-            return
-        weights = [weight for _, weight in self.adapter.named_parameters()]
-        has_one = torch.tensor([float(weight.grad is not None) for weight in weights], device=self.device)
-        self._group.sum(has_one)
-        for weight, number in zip(weights, has_one.tolist(), strict=True):
-            if number:
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                self._group.sum(weight.grad)
-        self._is_summed = True
