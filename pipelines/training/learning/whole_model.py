@@ -26,6 +26,8 @@ from pipelines.training.learning.micro_batches import (
     PackedBatch,
     micro_batches,
     packed_batches,
+    samples_of,
+    text_tokens,
 )
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
