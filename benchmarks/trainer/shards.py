@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import psutil
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from benchmarks.report import print_table, write_report
 from contracts.tables import training_step
@@ -62,16 +62,25 @@ class TrainerGroup:
         with (settings.home / "trainer.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)  # noqa: S603 our own program
 
-    def steps(self) -> dict[int, float]:
+    def losses(self) -> dict[int, float]:
         """The loss of each step so far."""
         with self.database.snapshot() as connection:
             rows = connection.execute(select(training_step.c.step, training_step.c.metrics)).all()
         return {row.step: row.metrics["loss"] for row in rows}
 
-    def until(self, step: int) -> None:
-        """Wait for a step, and accept candidates as a release would. Raises RuntimeError: it takes too long, or the trainer ended."""
+    def newest(self) -> tuple[int, int]:
+        """Epoch and number of the newest step; each start of the trainer begins an epoch."""
+        with self.database.snapshot() as connection:
+            row = connection.execute(select(func.max(training_step.c.epoch), func.max(training_step.c.step))).one()
+        return row[0] or 0, row[1] or 0
+
+    def until(self, step: int, epoch: int = 0) -> None:
+        """Wait for a step, of at least this epoch, and accept candidates as a release would. Raises RuntimeError: the trainer ended, or is slow."""
         deadline = time.monotonic() + _LONGEST_SECONDS
-        while max(self.steps(), default=0) < step:
+        while True:
+            found = self.newest()
+            if found[0] >= epoch and found[1] >= step:
+                break
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise RuntimeError(f"no step {step}: see {self.settings.home / 'trainer.log'}")
             accept(self.database, self.settings.policy)
@@ -113,7 +122,7 @@ def run_straight(settings: Settings, processes: int, num_steps: int) -> dict[int
     """Losses of a run without kills."""
     with trainer_group(settings, processes) as group:
         group.until(num_steps)
-        found = group.steps()
+        found = group.losses()
     _say(f"{processes} processes: {num_steps} steps")
     return found
 
@@ -126,15 +135,15 @@ def run_killed(settings: Settings, processes: int, num_steps: int, signals: Sequ
         for number, name in enumerate(signals):
             # Every third comes while the group starts after the one before it; the others behind some steps.
             if number % 3:
-                group.until(min(max(group.steps()) + draw.randint(1, STEPS_PER_KILL - 1), num_steps - 1))
+                group.until(min(group.newest()[1] + draw.randint(1, STEPS_PER_KILL - 1), num_steps - 1))
             time.sleep(draw.uniform(0.0, 0.3) if number % 3 else draw.uniform(0.0, 8.0))
-            rank, before, began = draw.randrange(processes), max(group.steps()), time.monotonic()
+            rank, (epoch, step), began = draw.randrange(processes), group.newest(), time.monotonic()
             while not group.send(rank, signal.Signals[name]):
                 time.sleep(_LOOK_SECONDS)
             is_last = (number + 1) % 3 or number + 1 == len(signals)
             if is_last:
-                group.until(before + 1)
-            ends.append(RankEnd(rank, name, before, time.monotonic() - began if is_last else None))
+                group.until(step + 1, epoch + 1)
+            ends.append(RankEnd(rank, name, step, time.monotonic() - began if is_last else None))
             _say(f"{number + 1} of {len(signals)}: {ends[-1]}")
         group.until(num_steps)
     return ends
