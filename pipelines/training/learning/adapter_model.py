@@ -45,13 +45,18 @@ class AdapterModel(WholeModel):
             rank=wanted.rank,
             alpha=wanted.alpha,
             targets=tuple(sorted(wanted.targets or all_linear(model))),
-            base_root=root_of(ModelBits(model)),
+            base_root=self._bring(model),
         )
-        move(model, self.precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
         pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
         return pairs, config.identity, partial(_WithoutAdapter, self)
+
+    def _bring(self, model: Any) -> str:
+        """Bring the base to its device; its root."""
+        root = root_of(ModelBits(model))
+        move(model, self.precision)
+        return root
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from policy.logprobs import TokenScorer, TokenScores
 
 
+Layout = tuple[torch.Tensor | None, tuple[torch.Tensor, int] | None]
+"""Mask and sequences of rows, as `policy_loss` takes them."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One segment, unpacked. `mask` selects the sampled tokens; `log_probs` are the behaviour policy's."""
@@ -64,6 +68,11 @@ class MicroBatch:
     """Each row is a sequence of its own."""
 
     @property
+    def layout(self) -> Layout:
+        """Its mask."""
+        return self.mask_BT, None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the forward pass, padding included."""
         return self.input_ids_BL.numel()
@@ -91,6 +100,11 @@ class PackedBatch:
     experts_NMK: torch.Tensor | None = None
     support_SK: torch.Tensor | None = None
     """As `MicroBatch.support_NK`."""
+
+    @property
+    def layout(self) -> Layout:
+        """All rows are sampled tokens: no mask, so no waiting for the device."""
+        return None, (self.sequence_B, len(self.packing.places))
 
     @property
     def num_tokens(self) -> int:

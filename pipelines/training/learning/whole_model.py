@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 import torch
@@ -35,7 +36,7 @@ from policy.routing import NO_REPLAY, Routing, routing_of
 from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
@@ -48,6 +49,18 @@ if TYPE_CHECKING:
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
+
+
+class BatchScores(NamedTuple):
+    """Of a micro-batch, without gradients."""
+
+    log_probs_BT: torch.Tensor
+    sums_K: torch.Tensor | None = None
+    """As in `MicroSums`, where a loss was computed."""
+
+
+Compute = Callable[[MicroBatch | PackedBatch, float], BatchScores]
+"""Computes over a batch, with the share of its gradient that counts."""
 
 
 class WholeModel:
@@ -98,6 +111,7 @@ class WholeModel:
         count_N = onto(torch.tensor(rows.denominators, dtype=torch.float64), self.device)
         parts, current_N = list[MicroSums](), torch.zeros_like(advantage_N)
         objective = self._objective if rows.are_new else self._correcting
+        is_anchored = objective.kl_coefficient > 0 and self.reference is not None
         num_before = len(self._stepping)
         self._stepping += rows.experiences
         self._num_passed += len(rows.experiences)
@@ -105,16 +119,15 @@ class WholeModel:
             batches = self._micro_batches(rows.experiences)
         with self._stages.stage("forward"):
             plan = self._plan(batches, advantage_N, objective)
-        for batch in batches:
-            self.scorer.recomputes = self._recomputes(batch)
+
+        def compute(batch: MicroBatch | PackedBatch, share: float) -> BatchScores:
             with self._stages.stage("forward"):
-                anchor_BT = None
-                if objective.kl_coefficient > 0 and self.reference is not None:
-                    # First: the reference may be this very model, and forgets the experts that a backward pass computes through again.
-                    (anchor_BT,) = self.reference.log_probs([batch])
+                # First: the reference may be this very model, and forgets the experts that a backward pass computes through again.
+                anchor_BT = self.reference.log_probs([batch])[0] if is_anchored and self.reference is not None else None
+                self.scorer.recomputes = self._recomputes(batch)
                 with self.precision.computing():
                     scores = batch.scored_by(self.scorer)
-                mask_BT, sequences = _layout(batch)
+                mask_BT, sequences = batch.layout
                 tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], mask_BT
                 loss, sums = policy_loss(
                     *tokens,
@@ -124,11 +137,15 @@ class WholeModel:
                     sequences=sequences,
                     plan=plan,
                 )
-            with self._stages.stage("backward"):
-                torch.autograd.backward(loss)
-            current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))
-            parts.append(sums)
-            self._passed.append((per_token(batch.sample_B + num_before, mask_BT), sums.tokens.current_S))
+            self._differentiate(loss, share)
+            return BatchScores(scores.log_probs_BT.detach(), sums.sums_K)
+
+        for batch, (log_probs_BT, sums_K) in zip(batches, self._each(batches, compute), strict=True):
+            mask_BT, sequences = batch.layout
+            tokens = tokens_of(log_probs_BT, batch.behaviour_BT, advantage_N[batch.sample_B], mask_BT, sequences)
+            current_N.index_add_(0, batch.sample_B, log_probs_BT.sum(-1))
+            parts.append(MicroSums(sums_K, tokens, is_anchored))
+            self._passed.append((per_token(batch.sample_B + num_before, mask_BT), tokens.current_S))
         with self._stages.stage("backward"):  # the host has not waited until here
             return GradientSums(LossSums.of(parts, objective), current_N.tolist())
 
@@ -153,14 +170,18 @@ class WholeModel:
         self._stepping += answers
         self._stepping += [] if self._stepping else rows
         current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
-        for micro in batches:
+
+        def compute(micro: MicroBatch | PackedBatch, share: float) -> BatchScores:
             self.scorer.recomputes = self._recomputes(micro)
             with self._stages.stage("forward"), self.precision.computing():
-                log_probs_S, weight_S, row_S = _text_tokens(micro, micro.scored_by(self.scorer).log_probs_BT)
-            pull_S = factor_N[row_S] * weight_S
-            with self._stages.stage("backward"):
-                torch.autograd.backward((pull_S.to(log_probs_S.dtype) * log_probs_S).sum())
-            current_S = log_probs_S.detach().double()
+                log_probs_BT = micro.scored_by(self.scorer).log_probs_BT
+            log_probs_S, weight_S, row_S = _text_tokens(micro, log_probs_BT)
+            self._differentiate(((factor_N[row_S] * weight_S).to(log_probs_S.dtype) * log_probs_S).sum(), share)
+            return BatchScores(log_probs_BT.detach())
+
+        for micro, found in zip(batches, self._each(batches, compute), strict=True):
+            log_probs_S, weight_S, row_S = _text_tokens(micro, found.log_probs_BT)
+            pull_S, current_S = factor_N[row_S] * weight_S, log_probs_S.double()
             length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
             sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
             current_N.index_add_(0, row_S, weight_S * current_S)
@@ -170,15 +191,14 @@ class WholeModel:
     @torch.no_grad()
     def _row_sums(self, batches: Sequence[MicroBatch | PackedBatch], num: int, *, anchor: bool) -> list[float]:
         """The log-prob of each of `num` rows of text, tokens by weight: today's, or the anchor's."""
-        if anchor and self.reference is None:
+        reference = self.reference if anchor else None
+        if anchor and reference is None:
             raise InvalidSettings(
                 "[training] kl_coefficient: is 0, as is mismatch_samples: pairs and thumbs need the base policy"
             )
         found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
-        under = self.reference.log_probs(batches) if anchor and self.reference is not None else [None] * len(batches)
-        for batch, anchor_BT in zip(batches, under, strict=True):
-            with self.precision.computing():
-                log_probs_BT = batch.scored_by(self.scorer).log_probs_BT if anchor_BT is None else anchor_BT
+        found = self._today(batches) if reference is None else self._under(reference, None, batches)
+        for batch, log_probs_BT in zip(batches, found, strict=True):
             log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
             found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
         return [float(value) for value in found_N]
@@ -229,7 +249,7 @@ class WholeModel:
         batches = self._micro_batches(experiences)
         both = [
             (found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
-            for batch, found_BT in zip(batches, self.reference.log_probs(batches, bits), strict=True)
+            for batch, found_BT in zip(batches, self._under(self.reference, bits, batches), strict=True)
         ]
         return TokenLogProbs(*map(torch.cat, zip(*both, strict=True)))
 
@@ -275,7 +295,11 @@ class WholeModel:
         """The rows, within the token budget."""
         batches = partial(packed_batches, windowed=self._windowed) if self._packs else micro_batches
         routing = self.routing if self._replays else NO_REPLAY
-        return batches(experiences, max_tokens=self.budget.current, device=self.device, routing=routing)
+        return batches(experiences, max_tokens=self._most_tokens(experiences), device=self.device, routing=routing)
+
+    def _most_tokens(self, experiences: Sequence[Segmented]) -> int:  # noqa: ARG002 several processes share them
+        """Of a micro-batch over some of these rows."""
+        return self.budget.current
 
     @torch.no_grad()
     def _plan(
@@ -289,12 +313,9 @@ class WholeModel:
         if not batches or not (needs_pass or objective.plans_from_log):
             return None
         parts = []
-        for batch in batches:
-            found_BT = batch.behaviour_BT
-            if needs_pass:
-                with self.precision.computing():
-                    found_BT = batch.scored_by(self.scorer).log_probs_BT
-            mask_BT, sequences = _layout(batch)
+        today = self._today(batches) if needs_pass else [batch.behaviour_BT for batch in batches]
+        for batch, found_BT in zip(batches, today, strict=True):
+            mask_BT, sequences = batch.layout
             parts.append(tokens_of(found_BT, batch.behaviour_BT, advantage_N[batch.sample_B], mask_BT, sequences))
         return objective.plan(Tokens.joined(parts))
 
@@ -328,28 +349,51 @@ class WholeModel:
     def _now(self, batches: Sequence[MicroBatch | PackedBatch], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Today's log-probs of the sampled tokens. `dtype`: to compute in; None: the weights' own."""
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            return torch.cat([sampled(each.scored_by(self.scorer).log_probs_BT, _layout(each)[0]) for each in batches])
+            found = self._each(batches, self._score)
+        return torch.cat(
+            [sampled(log_probs_BT, each.layout[0]) for each, (log_probs_BT, _) in zip(batches, found, strict=True)]
+        )
 
+    def _today(self, batches: Sequence[MicroBatch | PackedBatch]) -> list[torch.Tensor]:
+        """Today's log-probs [B, T] of each batch."""
+        with self.precision.computing():
+            return [found.log_probs_BT for found in self._each(batches, self._score)]
 
-def _layout(batch: MicroBatch | PackedBatch) -> tuple[torch.Tensor | None, tuple[torch.Tensor, int] | None]:
-    """Mask and sequences of its rows, as `policy_loss` takes them. Packed rows are sampled tokens: no mask, so no waiting for the device."""
-    if isinstance(batch, PackedBatch):
-        return None, (batch.sequence_B, len(batch.packing.places))
-    return batch.mask_BT, None
+    def _score(self, batch: MicroBatch | PackedBatch, _share: float) -> BatchScores:
+        return BatchScores(batch.scored_by(self.scorer).log_probs_BT)
+
+    def _under(
+        self, reference: ReferencePolicy, bits: Tensors | None, batches: Sequence[MicroBatch | PackedBatch]
+    ) -> list[torch.Tensor]:
+        """Log-probs [B, T] of each batch under the bits of a version, or of the base policy."""
+
+        def compute(batch: MicroBatch | PackedBatch, _share: float) -> BatchScores:
+            return BatchScores(reference.log_probs([batch], bits)[0])
+
+        return [found.log_probs_BT for found in self._each(batches, compute)]
+
+    def _each(self, batches: Sequence[MicroBatch | PackedBatch], compute: Compute) -> list[BatchScores]:
+        """What `compute` finds for each batch. Its gradient counts with a share of 1."""
+        return [compute(batch, 1.0) for batch in batches]
+
+    def _differentiate(self, loss: torch.Tensor, share: float) -> None:
+        """Add a share of the gradient, 1 or 0."""
+        with self._stages.stage("backward"):
+            torch.autograd.backward(loss if share else loss * share)
 
 
 def _text_tokens(
     batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
-    mask_BT = _layout(batch)[0]
+    mask_BT = batch.layout[0]
     weight_S = sampled(batch.behaviour_BT, mask_BT).double()
     return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
 
 
 def _samples(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
     """The sample [S] of each sampled token."""
-    return torch.cat([per_token(batch.sample_B, _layout(batch)[0]) for batch in batches])
+    return torch.cat([per_token(batch.sample_B, batch.layout[0]) for batch in batches])
 
 
 def routing_for(model: Any, settings: TrainingSettings) -> Routing:
