@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from pipelines.training import repository
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pipelines.training.samples.lost_positions import SkipTo
+    from pipelines.training.shards.group import Group
     from runtime.database import Database
     from runtime.settings import Settings
 
@@ -43,12 +43,16 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
     settings = settings.model_copy(update={"device": member.device(settings.device)})
     words = connect(member, os.environ, training.group_seconds)
     join(words, member, facts, training.group_seconds)
+    # As below: a process alone takes its lease before it imports torch.
+    from pipelines.training.process import lend_hands  # noqa: PLC0415 as above
+    from pipelines.training.shards.group import Group  # noqa: PLC0415 as above
+
+    group = Group(settings.device, training.group_seconds)
     with Pulse(words.clone(), member, training.group_seconds, _is_moving if member.rank == 0 else _waits).watched():
         if member.rank == 0:
-            _train(settings, training, stop, start_from)
-            words.set("ended", "")
+            _train(settings, training, stop, start_from, group)
         else:
-            words.wait(["ended"], timedelta(days=999))
+            lend_hands(settings, group)
 
 
 def _is_moving() -> bool:
@@ -62,7 +66,13 @@ def _waits() -> bool:
     return True
 
 
-def _train(settings: Settings, training: TrainingSettings, stop: threading.Event, start_from: SkipTo | None) -> None:
+def _train(
+    settings: Settings,
+    training: TrainingSettings,
+    stop: threading.Event,
+    start_from: SkipTo | None,
+    group: Group | None = None,
+) -> None:
     database = settings.database()
     lease = retried(stop, lambda: take_lease(settings, database, training.lease_seconds))
     if lease is None:
@@ -73,9 +83,9 @@ def _train(settings: Settings, training: TrainingSettings, stop: threading.Event
         from pipelines.training.process import learn, skip  # noqa: PLC0415
 
         if start_from is None:
-            learn(settings, database, lease, stop)
+            learn(settings, database, lease, stop, group)
         else:
-            skip(settings, database, lease, stop, start_from)
+            skip(settings, database, lease, stop, start_from, group)
 
 
 def take_lease(settings: Settings, database: Database, lifetime: float) -> Lease:

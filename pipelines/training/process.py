@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from contracts.errors import InvalidSettings
 from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
+from pipelines.training.learning.device import check_card, precision_of
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.samples.intake import Intake
@@ -22,6 +24,11 @@ from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
 from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.shards.group import Group
+from pipelines.training.shards.hands import dismiss, follow
+from pipelines.training.shards.loading import load_shards
+from pipelines.training.shards.sharded import ShardedAdapter
+from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.surroundings import Surroundings, retried
@@ -37,24 +44,47 @@ from weights.warm_up import warm_up
 if TYPE_CHECKING:
     import threading
 
+    from pipelines.training.learning.trainee import Trainee
     from pipelines.training.samples.lost_positions import SkipTo
+    from pipelines.training.shards.sharded import Share
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
+    from weights.tensors import Tensors
+
+_BEGIN = b"begin"
 
 
-def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
-    """Learn until `stop` is set."""
+def learn(
+    settings: Settings, database: Database, lease: Lease, stop: threading.Event, group: Group | None = None
+) -> None:
+    """Learn until `stop` is set. `group`: with its other ranks, which end then."""
     with background_threads() as background:
-        trainer = make_trainer(settings, database, lease, stop, background)
+        trainer = make_trainer(settings, database, lease, stop, background, group=group)
         if trainer is not None:
             trainer.run(stop)
+        if trainer is not None and group is not None:
+            dismiss(group)
 
 
-def skip(settings: Settings, database: Database, lease: Lease, stop: threading.Event, where: SkipTo) -> None:
+def lend_hands(settings: Settings, group: Group) -> None:
+    """Compute what rank 0 of the group asks, until it trains no more. Raises StepsBroken: the group is at its end."""
+    training = _training_of(settings)
+    group.receive()  # rank 0 may wait for its lease, and for servers
+    follow(_share_of(settings, training, group), group)
+
+
+def skip(
+    settings: Settings,
+    database: Database,
+    lease: Lease,
+    stop: threading.Event,
+    where: SkipTo,
+    group: Group | None = None,
+) -> None:
     """Skip records that the log no longer holds (`earliest`), or all unread records (`now`), and print them."""
     with background_threads() as background:
-        trainer = make_trainer(settings, database, lease, stop, background)
+        trainer = make_trainer(settings, database, lease, stop, background, group=group)
         skipped = retried(stop, lambda: trainer.skip(where)) if trainer else None
     for item in skipped or ():
         print(f"skipped: {described(item)}")  # noqa: T201 the purpose of the command
@@ -64,6 +94,8 @@ def skip(settings: Settings, database: Database, lease: Lease, stop: threading.E
             if skipped
             else "the log holds every position: nothing was skipped"
         )
+    if group is not None:
+        dismiss(group)
 
 
 @contextmanager
@@ -82,24 +114,50 @@ def make_trainer(
     *,
     training: TrainingSettings | None = None,
     fault: FaultPoint = no_fault,
+    group: Group | None = None,
 ) -> Trainer | None:
     """A trainer, as soon as every server answers; None if `stop` is set first.
 
-    `training`: None: as the home says. `fault`: see `contracts.faults`.
+    `training`: None: as the home says. `fault`: see `contracts.faults`. `group`: this process is its rank 0.
     """
-    tasks = load_tasks(settings.tasks)
-    training = training or load_section(settings.home, "training", TrainingSettings)
-    training = training.for_tasks(tasks.values())
-    torch.set_num_threads(training.num_threads)
+    training = _training_of(settings, training)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     base = retried(stop, lambda: store.load(lease.policy, BASE_VERSION))
     if base is None:
         return None
-    learner = Learner(make_trainee(settings.base, training, settings.device, base), training)
+    learner = Learner(_trainee_of(settings, training, base, group), training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
     return retried(stop, lambda: compose(learner, around, background))
+
+
+def _training_of(settings: Settings, training: TrainingSettings | None = None) -> TrainingSettings:
+    training = training or load_section(settings.home, "training", TrainingSettings)
+    torch.set_num_threads(training.num_threads)
+    return training.for_tasks(load_tasks(settings.tasks).values())
+
+
+def _trainee_of(settings: Settings, training: TrainingSettings, base: Tensors, group: Group | None) -> Trainee:
+    if group is None:
+        check_card(torch.device(settings.device))
+        return make_trainee(settings.base, training, settings.device, base)
+    group.send(_BEGIN)
+    return GroupTrainee(_share_of(settings, training, group), group)
+
+
+def _share_of(settings: Settings, training: TrainingSettings, group: Group) -> Share:
+    """This rank's part. All ranks call it together."""
+    if training.adapter is None:
+        raise InvalidSettings(
+            "several processes train an adapter, not all weights: set [training] adapter = { rank = 8 }"
+        )
+    on = torch.device(settings.device)
+    check_card(on)
+    dtype = torch.bfloat16 if precision_of(training, on).is_reduced else torch.float32
+    return ShardedAdapter(
+        load_shards(settings.base, group, device=settings.device, dtype=dtype), training, settings.device, group
+    )
 
 
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:
