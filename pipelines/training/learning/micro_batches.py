@@ -9,8 +9,9 @@ of the packed rows, S sampled tokens; M layers with experts, K experts chosen pe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -115,6 +116,18 @@ class PackedBatch:
         """As `MicroBatch.scored_by`."""
         tokens = self.states_S, self.labels_S, self.temperature_B
         return scorer.score_packed(self.packing, *tokens, self.experts_NMK, support_SK=self.support_SK)
+
+
+class BatchScores(NamedTuple):
+    """Of a micro-batch, without gradients."""
+
+    log_probs_BT: torch.Tensor
+    sums_K: torch.Tensor = torch.empty(0)
+    """As in `loss.MicroSums`, where a loss was computed."""
+
+
+Compute = Callable[[MicroBatch | PackedBatch, float], BatchScores]
+"""Computes over a batch, with the share of its gradient that counts."""
 
 
 def micro_batches(

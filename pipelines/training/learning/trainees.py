@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 
+from contracts.errors import WeightsRefused
 from contracts.memory.training import CARD_BYTES, HOST_BYTES, TrainingWay, require_card
 from engines.cards import free_memory, read_shape
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.shards.loading import load_shards
+from pipelines.training.shards.sharded import ShardedAdapter, Share
+from pipelines.training.shards.trainee import GroupTrainee
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
 
@@ -22,12 +26,21 @@ if TYPE_CHECKING:
     from contracts.memory.shapes import ModelShape
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.settings import TrainingSettings
+    from pipelines.training.shards.group import Group
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
 
 
-def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tensors | None = None) -> Trainee:
+def make_trainee(
+    base: str,
+    settings: TrainingSettings,
+    device: str,
+    bits: Tensors | None = None,
+    *,
+    group: Group | None = None,
+    root: str = "",
+) -> Trainee:
     """What these settings train, at its beginning.
 
     Args:
@@ -35,9 +48,13 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
         settings: of training.
         device: such as `cpu` or `cuda:1`.
         bits: of version 0, which define the base policy even if its files have more precision; None: its files rounded, the same.
+        group: the processes that share it, of which this is rank 0; the others call `make_share`, and `follow`.
+        root: of version 0, if its bits are not given: the files must have it.
 
-    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `copy_tensors`, `require_card` and the trainee.
+    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `load_shards`, `copy_tensors`, `require_card` and the trainee.
     """
+    if group is not None:
+        return GroupTrainee(make_share(base, settings, device, group, root), group)
     on = torch.device(device)
     is_reduced = precision_of(settings, on).is_reduced
     way = None
@@ -53,6 +70,15 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
     model = load_model(base, device="cpu", dtype=dtype)
     copy_tensors(model, tensors_of(model) if bits is None else bits)
     return trainee_of(model, settings, device, way)
+
+
+def make_share(base: str, settings: TrainingSettings, device: str, group: Group, root: str = "") -> Share:
+    """This rank's part of what these settings train; arguments and errors are those of `make_trainee`."""
+    is_reduced = precision_of(settings, torch.device(device)).is_reduced
+    loaded = load_shards(base, group, device=device, dtype=torch.bfloat16 if is_reduced else torch.float32)
+    if root and loaded.root != root:
+        raise WeightsRefused("other_model", f"the files of {base} are not what version 0 was published from")
+    return ShardedAdapter(loaded, settings, device, group)
 
 
 def trainee_of(

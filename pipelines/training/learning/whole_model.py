@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -21,7 +20,13 @@ from pipelines.training.learning.device import TokenBudget, compute_repeatably, 
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import MasterAdamW, identity_of, make_pairs
-from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
+from pipelines.training.learning.micro_batches import (
+    BatchScores,
+    MicroBatch,
+    PackedBatch,
+    micro_batches,
+    packed_batches,
+)
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
@@ -36,11 +41,12 @@ from policy.routing import NO_REPLAY, Routing, routing_of
 from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.masters import Masters, Pair
+    from pipelines.training.learning.micro_batches import Compute
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.text.samples import TextBatch
@@ -49,18 +55,6 @@ if TYPE_CHECKING:
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
-
-
-class BatchScores(NamedTuple):
-    """Of a micro-batch, without gradients."""
-
-    log_probs_BT: torch.Tensor
-    sums_K: torch.Tensor | None = None
-    """As in `MicroSums`, where a loss was computed."""
-
-
-Compute = Callable[[MicroBatch | PackedBatch, float], BatchScores]
-"""Computes over a batch, with the share of its gradient that counts."""
 
 
 class WholeModel:

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from contracts.errors import StepsBroken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from torch.distributed.distributed_c10d import Store
 
 DEADLINE_SECONDS = 120.0
 _PATIENCE = timedelta(days=365)
@@ -31,17 +34,18 @@ _RANK_SECONDS = 1.0
 class Group:
     """One per process. Every method is called by all ranks in the same order, by one thread of each."""
 
-    def __init__(self, device: str = "cpu", deadline: float = DEADLINE_SECONDS, url: str = "env://") -> None:
-        """Meet the others. `device`: `cpu`, or the GPU of this rank. `url`: of a rendezvous of torch; by default as `torchrun` set the environment.
+    def __init__(
+        self, store: Store, rank: int, world: int, *, device: str = "cpu", deadline: float = DEADLINE_SECONDS
+    ) -> None:
+        """Meet the others in a store that all ranks share. `device`: `cpu`, or the GPU of this rank.
 
         Raises StepsBroken: they did not come within the deadline.
         """
-        self._deadline, limit = deadline, timedelta(seconds=deadline)
-        self.rank, self.world, self._at = -1, 0, 0
+        self.rank, self.world, self._at = rank, world, 0
+        self._store, limit = PrefixStore("group", store), timedelta(seconds=deadline)
+        backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
         with self._named("to meet"):
-            self._store, self.rank, self.world = next(dist.rendezvous(url, timeout=limit))
-            backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
-            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.world, timeout=limit)
+            dist.init_process_group(backend, store=self._store, rank=rank, world_size=world, timeout=limit)
             self._messages = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def close(self) -> None:
@@ -97,8 +101,7 @@ class Group:
         """A collective call. Its failure says who is behind."""
         self._at += 1
         try:
-            if self.world:
-                self._store.set(f"at/{self.rank}", str(self._at))
+            self._store.set(f"at/{self.rank}", str(self._at))
             yield
         except (RuntimeError, ValueError) as error:
             says = (

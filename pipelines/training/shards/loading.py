@@ -138,8 +138,8 @@ def _rows_of(tensor: torch.Tensor, rank: int, device: torch.device) -> _Rows:
 def _whole(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """What takes the place of a tensor without memory."""
     if isinstance(tensor, DTensor):
-        sizes = {"shape": tensor.shape, "stride": tensor.stride()}
-        local = DTensor.from_local(local, tensor.device_mesh, tensor.placements, run_check=False, **sizes)
+        cut, stride = (tensor.device_mesh, tensor.placements), tensor.stride()
+        local = DTensor.from_local(local, *cut, run_check=False, shape=tensor.shape, stride=stride)
     return torch.nn.Parameter(local, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else local
 
 

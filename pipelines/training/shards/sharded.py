@@ -18,14 +18,13 @@ import torch
 from contracts.errors import StepsBroken
 from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.adapter_model import AdapterModel
-from pipelines.training.learning.loss import SUMMED
-from pipelines.training.learning.whole_model import BatchScores, WholeModel
+from pipelines.training.learning.micro_batches import BatchScores
+from pipelines.training.learning.whole_model import WholeModel
 
 if TYPE_CHECKING:
     from pipelines.training.known.experiences import Segmented
-    from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
+    from pipelines.training.learning.micro_batches import Compute, MicroBatch, PackedBatch
     from pipelines.training.learning.step_bound import Taken
-    from pipelines.training.learning.whole_model import Compute
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.shards.group import Group
     from pipelines.training.shards.loading import LoadedShards
@@ -81,16 +80,16 @@ class Share(WholeModel):
             is_short = len(found) * world < len(batches)
             spare = [compute(min(batches, key=lambda batch: batch.num_tokens), 0.0)] if is_short else []
             self.model.reshard()  # a pass without gradients leaves what belongs to no layer as it was gathered
-        has_sums = (found or spare)[0].sums_K is not None
+        num_sums = len((found or spare)[0].sums_K)
         counts = [batch.mask_BT.numel() for batch in batches]
-        sizes = [count + len(SUMMED) * has_sums for count in counts]
+        sizes = [count + num_sums for count in counts]
         flat = torch.zeros(sum(sizes), dtype=torch.float64, device=self.device)
-        parts = flat.split(sizes)
+        parts = torch.split(flat, sizes)
         for part, (log_probs_BT, sums_K) in zip(parts[rank::world], found, strict=True):
-            torch.cat([log_probs_BT.flatten(), *([] if sums_K is None else [sums_K])], out=part)
+            torch.cat([log_probs_BT.flatten(), sums_K], out=part)
         self._group.sum(flat)
         return [
-            BatchScores(part[:count].float().view(batch.mask_BT.shape), part[count:] if has_sums else None)
+            BatchScores(part[:count].float().view(batch.mask_BT.shape), part[count:])
             for part, count, batch in zip(parts, counts, batches, strict=True)
         ]
 

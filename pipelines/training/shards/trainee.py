@@ -75,7 +75,7 @@ class GroupTrainee:
 
     def backward_text(self, batch: TextBatch, answers: Sequence[Experience]) -> TextSums:
         """As in `Trainee`."""
-        found: TextSums = self._ask(BackwardText([*batch.samples], {**batch.counts}, [*answers]))
+        found: TextSums = self._ask(BackwardText([*batch.samples], dict[str, float](batch.counts.items()), [*answers]))
         return found
 
     def clip(self, max_norm: float) -> float:
