@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from contracts.errors import InvalidSettings
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
@@ -40,15 +41,20 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
         _train(settings, training, stop, start_from)
         return
     facts = facts_of(schema.release(), {"millrace": settings, "training": training})
+    if training.adapter is None:
+        raise InvalidSettings(
+            "several processes train an adapter, not all weights: set adapter = { rank = 8 } in [training], or start one process"
+        )
     settings = settings.model_copy(update={"device": member.device(settings.device)})
-    words = connect(member, os.environ, training.group_seconds)
-    join(words, member, facts, training.group_seconds)
-    # As below: a process alone takes its lease before it imports torch.
+    seconds = training.group_seconds
+    words, signs = (connect(member, os.environ, seconds) for _ in range(2))
+    join(words, member, facts, seconds)
+    # A process alone takes its lease before it imports torch.
     from pipelines.training.process import lend_hands  # noqa: PLC0415 as above
     from pipelines.training.shards.group import Group  # noqa: PLC0415 as above
 
-    group = Group(settings.device, training.group_seconds)
-    with Pulse(words.clone(), member, training.group_seconds, _is_moving if member.rank == 0 else _waits).watched():
+    group = Group(words, member.rank, member.world, device=settings.device, deadline=seconds)
+    with Pulse(signs, member, seconds, _is_moving if member.rank == 0 else _waits).watched():
         if member.rank == 0:
             _train(settings, training, stop, start_from, group)
         else:
@@ -85,7 +91,7 @@ def _train(
         if start_from is None:
             learn(settings, database, lease, stop, group)
         else:
-            skip(settings, database, lease, stop, start_from, group)
+            skip(settings, database, lease, stop, start_from, group=group)
 
 
 def take_lease(settings: Settings, database: Database, lifetime: float) -> Lease:

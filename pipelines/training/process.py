@@ -9,26 +9,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from contracts.errors import InvalidSettings
 from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
-from pipelines.training.learning.device import check_card, precision_of
+from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.trainees import make_trainee
+from pipelines.training.learning.trainees import make_share, make_trainee
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
 from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.group import Group
 from pipelines.training.shards.hands import dismiss, follow
-from pipelines.training.shards.loading import load_shards
-from pipelines.training.shards.sharded import ShardedAdapter
-from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.surroundings import Surroundings, retried
@@ -46,11 +41,11 @@ if TYPE_CHECKING:
 
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.samples.lost_positions import SkipTo
-    from pipelines.training.shards.sharded import Share
+    from pipelines.training.shards.group import Group
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
-    from weights.tensors import Tensors
+    from weights.stores.store import WeightStore
 
 _BEGIN = b"begin"
 
@@ -71,7 +66,8 @@ def lend_hands(settings: Settings, group: Group) -> None:
     """Compute what rank 0 of the group asks, until it trains no more. Raises StepsBroken: the group is at its end."""
     training = _training_of(settings)
     group.receive()  # rank 0 may wait for its lease, and for servers
-    follow(_share_of(settings, training, group), group)
+    check_card(torch.device(settings.device))
+    follow(make_share(settings.base, training, settings.device, group), group)
 
 
 def skip(
@@ -80,6 +76,7 @@ def skip(
     lease: Lease,
     stop: threading.Event,
     where: SkipTo,
+    *,
     group: Group | None = None,
 ) -> None:
     """Skip records that the log no longer holds (`earliest`), or all unread records (`now`), and print them."""
@@ -123,10 +120,10 @@ def make_trainer(
     training = _training_of(settings, training)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
-    base = retried(stop, lambda: store.load(lease.policy, BASE_VERSION))
-    if base is None:
+    trainee = retried(stop, lambda: _trainee_of(settings, training, store, lease.policy, group))
+    if trainee is None:
         return None
-    learner = Learner(_trainee_of(settings, training, base, group), training)
+    learner = Learner(trainee, training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
     return retried(stop, lambda: compose(learner, around, background))
@@ -138,26 +135,15 @@ def _training_of(settings: Settings, training: TrainingSettings | None = None) -
     return training.for_tasks(load_tasks(settings.tasks).values())
 
 
-def _trainee_of(settings: Settings, training: TrainingSettings, base: Tensors, group: Group | None) -> Trainee:
+def _trainee_of(
+    settings: Settings, training: TrainingSettings, store: WeightStore, policy: str, group: Group | None
+) -> Trainee:
+    check_card(torch.device(settings.device))
     if group is None:
-        check_card(torch.device(settings.device))
-        return make_trainee(settings.base, training, settings.device, base)
+        return make_trainee(settings.base, training, settings.device, store.load(policy, BASE_VERSION))
+    root = store.manifest(policy, BASE_VERSION).target_root
     group.send(_BEGIN)
-    return GroupTrainee(_share_of(settings, training, group), group)
-
-
-def _share_of(settings: Settings, training: TrainingSettings, group: Group) -> Share:
-    """This rank's part. All ranks call it together."""
-    if training.adapter is None:
-        raise InvalidSettings(
-            "several processes train an adapter, not all weights: set [training] adapter = { rank = 8 }"
-        )
-    on = torch.device(settings.device)
-    check_card(on)
-    dtype = torch.bfloat16 if precision_of(training, on).is_reduced else torch.float32
-    return ShardedAdapter(
-        load_shards(settings.base, group, device=settings.device, dtype=dtype), training, settings.device, group
-    )
+    return make_trainee(settings.base, training, settings.device, group=group, root=root)
 
 
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:

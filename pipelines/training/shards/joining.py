@@ -24,7 +24,7 @@ from contracts.errors import InvalidSettings, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
     from runtime.settings import Section
 
@@ -83,16 +83,17 @@ def facts_of(release: str, sections: Mapping[str, Section]) -> dict[str, str]:
 
 def connect(member: Member, environment: Mapping[str, str], seconds: float) -> Store:
     """The store of a group, as its environment says: of torchrun's agent, or of rank 0. Raises Unavailable: nobody opened it in time."""
-    from torch.distributed import TCPStore  # noqa: PLC0415 a process alone takes its lease before it imports torch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 a process alone takes its lease before it imports torch
 
     where = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     is_host = member.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        return TCPStore(
+        found: Store = TCPStore(
             *where, member.world, is_host, timedelta(seconds=seconds), wait_for_workers=False, multi_tenant=True
         )
     except RuntimeError as error:
         raise Unavailable(f"rank 0 at {where[0]}:{where[1]} does not answer within {seconds:g} s: {error}") from error
+    return found
 
 
 def join(words: SharedWords, member: Member, facts: Mapping[str, str], seconds: float) -> None:
