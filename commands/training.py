@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ import typer
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.process import SupervisedOption, follow_supervisor, run_process
 from contracts.errors import InvalidSettings
-from pipelines.training.shards.launch import launch
+from pipelines.training.shards.launch import launch, settle_rank
 from runtime.settings import load_settings
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def training(
         )
     if processes > 1:
         return _launch(processes, home, *(("--from", start_from) if start_from else ()), supervised=supervised)
+    settle_rank(os.environ)
     run_process("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
     return 0
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from runtime.listening import REPLICA
@@ -65,15 +65,21 @@ def launch(command: Sequence[str], processes: int, stop: threading.Event, report
         stop.wait(pause)
 
 
-def environment_of(rank: int, processes: int, port: int) -> Mapping[str, str]:
-    """As torchrun gives it to a rank of one machine. Only rank 0 answers operators."""
-    found = dict(os.environ)
-    if rank:
-        found.pop(OPERATIONS_FD, None)
-        found.pop(OPERATIONS_ADDRESS, None)
+def environment_of(rank: int, processes: int, port: int) -> dict[str, str]:
+    """As torchrun gives it to a rank of one machine."""
     world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     master = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
-    return found | world | master | {"RANK": str(rank), "LOCAL_RANK": str(rank), REPLICA: str(rank + 1)}
+    return {**os.environ, **world, **master, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def settle_rank(environment: MutableMapping[str, str]) -> None:
+    """Of the ranks of one machine, only the first answers operators; each gives signs of life of its own. Not a rank: nothing changes."""
+    if (local_rank := environment.get("LOCAL_RANK")) is None:
+        return
+    environment[REPLICA] = str(int(local_rank) + 1)
+    if local_rank != "0":
+        environment.pop(OPERATIONS_FD, None)
+        environment.pop(OPERATIONS_ADDRESS, None)
 
 
 def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen[bytes]]:

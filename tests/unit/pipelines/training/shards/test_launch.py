@@ -6,9 +6,8 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
-from pipelines.training.shards.launch import EndedRank, environment_of, launch
+from pipelines.training.shards.launch import EndedRank, environment_of, launch, settle_rank
+from runtime.listening import REPLICA
 from runtime.operations import OPERATIONS_ADDRESS, OPERATIONS_FD
 
 SECONDS = 20.0
@@ -74,17 +73,21 @@ def test_rank_0_is_asked_to_end_and_no_rank_is_left(tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_rank_has_the_environment_of_torchrun_and_only_rank_0_answers_operators(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(OPERATIONS_FD, "7")
-    monkeypatch.setenv(OPERATIONS_ADDRESS, "0.0.0.0:9464")
+def test_a_rank_has_the_environment_of_torchrun() -> None:
     first, last = environment_of(0, 3, 29500), environment_of(2, 3, 29500)
     assert (first["RANK"], first["LOCAL_RANK"], first["WORLD_SIZE"], first["MASTER_PORT"]) == ("0", "0", "3", "29500")
-    assert (last["RANK"], last["MILLRACE_REPLICA"], last["MASTER_ADDR"]) == ("2", "3", "127.0.0.1")
-    assert {OPERATIONS_FD, OPERATIONS_ADDRESS} <= first.keys()
-    assert not {OPERATIONS_FD, OPERATIONS_ADDRESS} & last.keys()
+    assert (last["RANK"], last["LOCAL_RANK"], last["MASTER_ADDR"]) == ("2", "2", "127.0.0.1")
     assert os.environ.keys() <= first.keys()
+
+
+def test_only_the_first_rank_of_a_machine_answers_operators() -> None:
+    operations = {OPERATIONS_FD: "7", OPERATIONS_ADDRESS: "0.0.0.0:9464"}
+    first, second, alone = operations | {"LOCAL_RANK": "0"}, operations | {"LOCAL_RANK": "1"}, dict(operations)
+    for environment in (first, second, alone):
+        settle_rank(environment)
+    assert first == operations | {"LOCAL_RANK": "0", REPLICA: "1"}
+    assert second == {"LOCAL_RANK": "1", REPLICA: "2"}
+    assert alone == operations
 
 
 def test_an_end_is_said_for_a_person() -> None:
