@@ -18,6 +18,7 @@ import torch
 
 from contracts.packing import support_of
 from pipelines.training.known.experiences import recorded_experts
+from pipelines.training.learning.loss import per_token, sampled
 from policy.off_device import onto
 from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
@@ -193,6 +194,20 @@ def rows_of(experiences: Sequence[Segmented], routing: Routing) -> list[Row]:
         for sample, experience in enumerate(experiences)
         for segment in experience.segments
     ]
+
+
+def text_tokens(
+    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
+    mask_BT = batch.layout[0]
+    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
+    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
+
+
+def samples_of(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
+    """The sample [S] of each sampled token."""
+    return torch.cat([per_token(batch.sample_B, batch.layout[0]) for batch in batches])
 
 
 def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:

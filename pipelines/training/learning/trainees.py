@@ -14,9 +14,10 @@ from engines.cards import free_memory, read_shape
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.shards.loading import load_shards
-from pipelines.training.shards.sharded import ShardedAdapter, Share
+from pipelines.training.shards.adapter import ShardedAdapter
+from pipelines.training.shards.loading import BaseFiles
 from pipelines.training.shards.trainee import GroupTrainee
+from pipelines.training.shards.whole import ShardedModel
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.shards.group import Group
+    from pipelines.training.shards.sharded import Share
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
@@ -51,7 +53,7 @@ def make_trainee(
         group: the processes that share it, of which this is rank 0; the others call `make_share`, and `follow`.
         root: of version 0, if its bits are not given: the files must have it.
 
-    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `load_shards`, `copy_tensors`, `require_card` and the trainee.
+    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `BaseFiles`, `copy_tensors`, `require_card` and the trainee.
     """
     if group is not None:
         return GroupTrainee(make_share(base, settings, device, group, root), group)
@@ -74,11 +76,13 @@ def make_trainee(
 
 def make_share(base: str, settings: TrainingSettings, device: str, group: Group, root: str = "") -> Share:
     """This rank's part of what these settings train; arguments and errors are those of `make_trainee`."""
-    is_reduced = precision_of(settings, torch.device(device)).is_reduced
-    loaded = load_shards(base, group, device=device, dtype=torch.bfloat16 if is_reduced else torch.float32)
-    if root and loaded.root != root:
+    files = BaseFiles(base)
+    found = files.root(group)
+    if root and found != root:
         raise WeightsRefused("other_model", f"the files of {base} are not what version 0 was published from")
-    return ShardedAdapter(loaded, settings, device, group)
+    if settings.adapter is not None:
+        return ShardedAdapter(files, found, settings, device, group)
+    return ShardedModel(files, settings, device, group)
 
 
 def trainee_of(

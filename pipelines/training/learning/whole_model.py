@@ -26,6 +26,8 @@ from pipelines.training.learning.micro_batches import (
     PackedBatch,
     micro_batches,
     packed_batches,
+    samples_of,
+    text_tokens,
 )
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
@@ -42,6 +44,7 @@ from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
@@ -169,12 +172,12 @@ class WholeModel:
             self.scorer.recomputes = self._recomputes(micro)
             with self._stages.stage("forward"), self.precision.computing():
                 log_probs_BT = micro.scored_by(self.scorer).log_probs_BT
-            log_probs_S, weight_S, row_S = _text_tokens(micro, log_probs_BT)
+            log_probs_S, weight_S, row_S = text_tokens(micro, log_probs_BT)
             self._differentiate(((factor_N[row_S] * weight_S).to(log_probs_S.dtype) * log_probs_S).sum(), share)
             return BatchScores(log_probs_BT.detach())
 
         for micro, found in zip(batches, self._each(batches, compute), strict=True):
-            log_probs_S, weight_S, row_S = _text_tokens(micro, found.log_probs_BT)
+            log_probs_S, weight_S, row_S = text_tokens(micro, found.log_probs_BT)
             pull_S, current_S = factor_N[row_S] * weight_S, log_probs_S.double()
             length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
             sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
@@ -193,7 +196,7 @@ class WholeModel:
         found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
         found = self._today(batches) if reference is None else self._under(reference, None, batches)
         for batch, log_probs_BT in zip(batches, found, strict=True):
-            log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
+            log_probs_S, weight_S, row_S = text_tokens(batch, log_probs_BT)
             found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
         return [float(value) for value in found_N]
 
@@ -273,6 +276,9 @@ class WholeModel:
         """As in `Trainee`: the moments are named `moment/name`."""
         return self.optimizer.weights, self.optimizer.moments
 
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        """As in `Trainee`."""
+
     def put(self, held: Masters) -> None:
         """As in `Trainee`."""
         self.optimizer.put(held)
@@ -336,7 +342,7 @@ class WholeModel:
         is_probed_S = sample_S % every == 0
         # Sample after sample: whatever else is in its micro-batches, the tokens of one come in the same order.
         before = passed_S[is_probed_S][sample_S[is_probed_S].argsort(stable=True)]
-        order_S = _samples(batches).argsort(stable=True)
+        order_S = samples_of(batches).argsort(stable=True)
         return before, lambda: self._now(batches)[order_S]
 
     @torch.no_grad()
@@ -374,20 +380,6 @@ class WholeModel:
         """Add a share of the gradient, 1 or 0."""
         with self._stages.stage("backward"):
             torch.autograd.backward(loss if share else loss * share)
-
-
-def _text_tokens(
-    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
-    mask_BT = batch.layout[0]
-    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
-    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
-
-
-def _samples(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
-    """The sample [S] of each sampled token."""
-    return torch.cat([per_token(batch.sample_B, batch.layout[0]) for batch in batches])
 
 
 def routing_for(model: Any, settings: TrainingSettings) -> Routing:

@@ -5,6 +5,7 @@ A verb is one of `Trainee`, with its arguments; every rank does the same one at 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -147,6 +148,27 @@ class CopyMasters(msgspec.Struct, tag=True):
         share.copy_masters()
 
 
+class BeginPieces(msgspec.Struct, tag=True):
+    """`Trainee.begin_pieces`."""
+
+    folder: str
+    budget: float
+
+    def on(self, share: Share) -> Any:
+        """Do it."""
+        share.begin_pieces(Path(self.folder), self.budget)
+
+
+class ReadMasters(msgspec.Struct, tag=True):
+    """`Trainee.put`, where each rank reads what it holds from the folder of the checkpoint."""
+
+    folder: str
+
+    def on(self, share: Share) -> Any:
+        """Do it."""
+        share.read_masters(Path(self.folder))
+
+
 class End(msgspec.Struct, tag=True):
     """Rank 0 trains no more."""
 
@@ -163,6 +185,8 @@ Verb = (
     | LogProbsUnder
     | Probe
     | CopyMasters
+    | BeginPieces
+    | ReadMasters
 )
 
 

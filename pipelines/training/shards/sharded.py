@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,18 @@ import torch
 
 from contracts.errors import StepsBroken
 from pipelines.training.known.experiences import row_lengths
-from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.micro_batches import BatchScores
 from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.shards.pieces import LocalRows, PieceWriter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.micro_batches import Compute, MicroBatch, PackedBatch
     from pipelines.training.learning.step_bound import Taken
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.shards.group import Group
-    from pipelines.training.shards.loading import LoadedShards
     from weights.tensors import Tensors
 
 
@@ -38,12 +40,13 @@ warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tenso
 class Share(WholeModel):
     """What all sharded trainees have in common."""
 
-    def __init__(self, loaded: LoadedShards, settings: TrainingSettings, device: str, group: Group) -> None:
-        """`loaded`: the base policy in shards."""
-        self._loaded, self._group = loaded, group
+    def __init__(self, model: Any, settings: TrainingSettings, device: str, group: Group) -> None:
+        """`model`: with this rank's rows of the base policy."""
+        self._group = group
         self.versions: dict[int, Tensors] = {}
         """Bits that rank 0 named, by its number for them."""
-        super().__init__(loaded.model, settings, device)
+        self._pieces = PieceWriter(group.rank, ThreadPoolExecutor(1, "saving"))
+        super().__init__(model, settings, device)
         self.model.reset_iter_state()  # a trial that failed, on every rank
         self.can_fork = False
 
@@ -51,8 +54,29 @@ class Share(WholeModel):
         """As in `Trainee`."""
         return super().machine() | {"processes": str(self._group.world)}
 
+    @property
+    def is_cut(self) -> bool:
+        """True if each rank has rows of the masters; else all have the same ones."""
+        return isinstance(self.masters()[0], LocalRows)
+
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        """As in `Trainee`; rank 0 writes its own."""
+        if self._group.rank:
+            self._pieces.begin(folder, self.masters(), budget)
+
+    def read_masters(self, folder: Path) -> None:
+        """Return to what a checkpoint held, each rank to its rows."""
+        self._pieces.keep()
+        self.put(LocalRows.read(folder, self._group.rank, self._group.world))
+
+    def take_step(self, scale: float) -> Taken:
+        """As in `Trainee`."""
+        self._pieces.keep()
+        return super().take_step(scale)
+
     def copy_masters(self) -> None:
         """Make weights and moments those of rank 0."""
+        self._pieces.keep()
         weights, moments = self.masters()
         self._group.copy([*weights.values(), *moments.values()])
 
@@ -103,46 +127,3 @@ class Share(WholeModel):
         except Exception as error:
             says = f"rank {self._group.rank} of the trainer failed in a pass that the others take with it"
             raise StepsBroken(f"{says}: {type(error).__name__}: {error}; the group ends") from error
-
-
-class ShardedAdapter(Share, AdapterModel):
-    """A frozen base in shards; adapter, moments and what is published of them are whole on every rank, and the same."""
-
-    _is_summed = False
-    """The gradient is that of all ranks."""
-
-    def _bring(self, model: Any) -> str:  # noqa: ARG002 it is there
-        return self._loaded.root
-
-    def clip(self, max_norm: float) -> float:
-        """As in `Trainee`."""
-        self._sum_gradient()
-        return super().clip(max_norm)
-
-    def take_step(self, scale: float) -> Taken:
-        """As in `Trainee`."""
-        self._sum_gradient()
-        return super().take_step(scale)
-
-    def forget_gradient(self) -> None:
-        """As in `Trainee`."""
-        super().forget_gradient()
-        self._is_summed = False
-
-    def _differentiate(self, loss: torch.Tensor, share: float) -> None:
-        if self._is_summed and self._group.rank:
-            self.optimizer.zero_grad()  # rank 0 has it
-        self._is_summed = False
-        super()._differentiate(loss, share)
-
-    def _sum_gradient(self) -> None:
-        if self._is_summed:
-            return
-        weights = [weight for _, weight in self.adapter.named_parameters()]
-        has_one = torch.tensor([float(weight.grad is not None) for weight in weights], device=self.device)
-        self._group.sum(has_one)
-        for weight, number in zip(weights, has_one.tolist(), strict=True):
-            if number:
-                weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-                self._group.sum(weight.grad)
-        self._is_summed = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pipelines.training.checkpoints.tensor_files import TensorFile
 from pipelines.training.shards.hands import (
     Backward,
     BackwardText,
+    BeginPieces,
     Clip,
     CopyMasters,
     ForgetGradient,
@@ -15,6 +17,7 @@ from pipelines.training.shards.hands import (
     LogProbs,
     LogProbsUnder,
     Probe,
+    ReadMasters,
     TakeStep,
     ask,
     dismiss,
@@ -22,6 +25,7 @@ from pipelines.training.shards.hands import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -119,8 +123,16 @@ class GroupTrainee:
         """As in `Trainee`."""
         return self._share.masters()
 
-    def put(self, held: Masters) -> None:
+    def begin_pieces(self, folder: Path, budget: float) -> None:
         """As in `Trainee`."""
+        if self._share.is_cut:
+            self._ask(BeginPieces(str(folder), budget))
+
+    def put(self, held: Masters) -> None:
+        """As in `Trainee`; where each rank has rows, from the files of a checkpoint."""
+        if self._share.is_cut and isinstance(held[0], TensorFile):
+            self._ask(ReadMasters(str(held[0].folder)))
+            return
         self._share.put(held)
         self._ask(CopyMasters())
 
