@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -45,8 +46,14 @@ if TYPE_CHECKING:
     from runtime.settings import Settings
 
 
+_LAST = 19
+"""The lowest priority of the system: of processes that share a CPU with users'."""
+
+
 def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
     """Learn until `stop` is set."""
+    if settings.device == "cpu" and budget_seconds(settings) is not None:
+        os.nice(_LAST)
     with background_threads() as background:
         trainer = make_trainer(settings, database, lease, stop, background)
         if trainer is not None:

@@ -33,6 +33,8 @@ LEAST_SHARE = 0.05
 """Of the time, for the trainer, where users never pause."""
 FEWEST_TOKENS = 32
 """Of a micro-batch that is tried; then twice as many, and so on."""
+TRIES = 5
+"""Of a size: a machine that is busy for a moment must not make micro-batches small for good."""
 _LONGEST_SECONDS = 60.0
 """Of a wait, also where the micro-batch before had to compile first."""
 _LOOK_SECONDS = 0.002
@@ -71,16 +73,16 @@ class UsersFirst:
         self.seconds = self._clock() - began
 
 
-def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> None:
+def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> float:
     """Measure how many tokens a micro-batch may have to take `seconds` at most, and let all have no more from now on.
 
     They are 32 times a power of two, so that a start measures what the last one did. Rows are not cut: the log says how long one of the whole
-    context takes.
+    context takes. Returns the seconds of a micro-batch.
     """
-    took, most = _measured(learner, users, FEWEST_TOKENS), FEWEST_TOKENS
+    took, most = _measured(learner, users, FEWEST_TOKENS, seconds), FEWEST_TOKENS
     shortest = took
     while took <= seconds and 2 * most <= learner.budget.most:
-        if (longer := _measured(learner, users, 2 * most)) > seconds:
+        if (longer := _measured(learner, users, 2 * most, seconds)) > seconds:
             break
         took, most = longer, 2 * most
     learner.budget.limit(most)
@@ -96,23 +98,25 @@ def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> None:
             tokens=learner.max_length,
             takes=1000 * whole,
         )
+    return took
 
 
-def _measured(learner: Learner, users: UsersFirst, num_tokens: int) -> float:
-    """Seconds of a micro-batch, the shorter of two; nothing is learned."""
-    rows, found = rows_of_length(num_tokens, learner.max_length, learner.vocabulary_size), list[float]()
-    for _ in range(2):
+def _measured(learner: Learner, users: UsersFirst, num_tokens: int, seconds: float) -> float:
+    """Seconds of a micro-batch: of the first that takes `seconds` at most, or the shortest of some. Nothing is learned."""
+    rows, shortest = rows_of_length(num_tokens, learner.max_length, learner.vocabulary_size), math.inf
+    for _ in range(TRIES):
         try:
             learner.trainee.backward(GradientRows(rows, [1.0] * len(rows), [1.0] * len(rows), are_new=True))
-            found.append(users.seconds)
+            shortest = min(shortest, users.seconds)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            found.append(math.inf)
         finally:
             learner.trainee.forget_gradient()
+        if shortest <= seconds:
+            break
     learner.trainee.seconds()
-    return min(found)
+    return shortest
 
 
 def rows_of_length(num_tokens: int, longest: int, num_ids: int) -> Sequence[Experience]:

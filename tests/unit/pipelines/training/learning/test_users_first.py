@@ -17,7 +17,14 @@ from pipelines.training.checkpoints.plans import digest_of
 from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import GradientRows, GradientSums
-from pipelines.training.learning.users_first import FEWEST_TOKENS, LEAST_SHARE, UsersFirst, keep_short, rows_of_length
+from pipelines.training.learning.users_first import (
+    FEWEST_TOKENS,
+    LEAST_SHARE,
+    TRIES,
+    UsersFirst,
+    keep_short,
+    rows_of_length,
+)
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from tests.unit.pipelines.training.builders import a_learner, random_experience, tiny_model
 from tests.unit.pipelines.training.fake_trainee import UnigramTrainee
@@ -172,7 +179,11 @@ def test_a_budget_below_every_micro_batch_is_said_and_training_goes_on() -> None
 
 def test_what_does_not_fit_into_memory_is_too_long() -> None:
     full = [torch.OutOfMemoryError("full"), MemoryError()]
-    assert sized(Slow(0.0, full), 1.0)[0] == FEWEST_TOKENS
+    assert sized(Slow(0.0, full * TRIES), 1.0)[0] == FEWEST_TOKENS
+
+
+def test_a_moment_in_which_the_machine_is_busy_makes_nothing_small() -> None:
+    assert sized(Slow(0.0, [MemoryError()] * (TRIES - 1)), 1.0)[0] == 1024
 
 
 def test_another_error_is_not_hidden() -> None:
