@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 import torch
@@ -25,8 +25,9 @@ from runtime.operations import step_done
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from pipelines.training.learning.figures import Stages
     from pipelines.training.learning.learner import Learner
 
 LEAST_SHARE = 0.05
@@ -38,6 +39,7 @@ TRIES = 5
 _LONGEST_SECONDS = 60.0
 """Of a wait, also where the micro-batch before had to compile first."""
 _LOOK_SECONDS = 0.002
+Item = TypeVar("Item")
 
 log = structlog.get_logger()
 
@@ -73,6 +75,18 @@ class UsersFirst:
         self.seconds = self._clock() - began
 
 
+def in_turn(batches: Iterable[Item], users: UsersFirst | None, stages: Stages) -> Iterator[Item]:
+    """Micro-batches one after the other: users, if there are any, come before each."""
+    for batch in batches:
+        if users is None:
+            yield batch
+            continue
+        with stages.stage("users"):
+            users.wait()
+        with users.turn():
+            yield batch
+
+
 def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> float:
     """Measure how many tokens a micro-batch may have to take `seconds` at most, and let all have no more from now on.
 
@@ -103,7 +117,8 @@ def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> float:
 
 def _measured(learner: Learner, users: UsersFirst, num_tokens: int, seconds: float) -> float:
     """Seconds of a micro-batch: of the first that takes `seconds` at most, or the shortest of some. Nothing is learned."""
-    rows, shortest = rows_of_length(num_tokens, learner.max_length, learner.vocabulary_size), math.inf
+    num_all = num_tokens * int(learner.trainee.machine().get("processes", "1"))  # each takes its part of the rows
+    rows, shortest = rows_of_length(num_all, learner.max_length, learner.vocabulary_size), math.inf
     for _ in range(TRIES):
         try:
             learner.trainee.backward(GradientRows(rows, [1.0] * len(rows), [1.0] * len(rows), are_new=True))
@@ -121,7 +136,7 @@ def _measured(learner: Learner, users: UsersFirst, num_tokens: int, seconds: flo
 
 def rows_of_length(num_tokens: int, longest: int, num_ids: int) -> Sequence[Experience]:
     """Rows of so many tokens in all, each of which computes on its own: no two begin alike."""
-    starts = range(0, num_tokens, longest)
+    starts = range(0, num_tokens - 1, longest)
     return [a_row([(start + at) % num_ids for at in range(min(longest, num_tokens - start))]) for start in starts]
 
 

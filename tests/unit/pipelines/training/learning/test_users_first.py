@@ -64,15 +64,18 @@ class Slow(UnigramTrainee):
 
     def __init__(self, seconds_of_token: float, fails: Sequence[Exception] = ()) -> None:
         super().__init__()
-        self.each, self.longest_rows, self.fails = seconds_of_token, 0, [*fails]
+        self.each, self.longest_rows, self.fails, self.num_processes = seconds_of_token, 0, [*fails], 1
         self.first = UsersFirst(lambda: 0, threading.Event(), CPU)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         found = super().backward(rows)
         lengths = row_lengths(rows.experiences)
         self.longest_rows = max(self.longest_rows, *lengths)
-        self.first.seconds = self.each * sum(lengths)
+        self.first.seconds = self.each * sum(lengths) / self.num_processes
         return found
+
+    def machine(self) -> dict[str, str]:
+        return super().machine() | {"processes": str(self.num_processes)}
 
 
 def test_a_micro_batch_waits_while_users_wait() -> None:
@@ -162,6 +165,12 @@ def test_a_micro_batch_has_as_many_tokens_as_fit_into_the_budget(seconds: float,
     found, warnings = sized(trainee, seconds)
     assert (found, trainee.longest_rows) == (most, 64)
     assert warnings == []
+
+
+def test_processes_that_share_the_rows_are_measured_with_as_many_tokens_each() -> None:
+    trainee = Slow(0.001)
+    trainee.num_processes = 3
+    assert sized(trainee, 0.128)[0] == 128
 
 
 def test_a_budget_below_a_row_of_the_context_says_how_long_that_takes() -> None:
