@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 
 from pipelines.training.checkpoints.plans import digest_of
 from pipelines.training.known.experiences import row_lengths
+from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import GradientRows, GradientSums
 from pipelines.training.learning.users_first import (
@@ -149,6 +151,13 @@ def test_every_micro_batch_of_a_step_is_asked_for(loss: str, num_passes: int) ->
     assert not result.skipped
     assert users.num_asked == users.num_turns
     assert users.num_asked >= (num_passes + 1) * len(items), "those of the gradient, and those that measure the step"
+
+
+def test_a_stage_inside_another_is_counted_once() -> None:
+    stages, began = Stages(), time.monotonic()
+    with stages.stage("optimizer"), stages.stage("users"):
+        time.sleep(0.02)
+    assert 0.02 <= sum(stages.take().values()) <= time.monotonic() - began
 
 
 def sized(trainee: Slow, seconds: float) -> tuple[int, list[Any]]:
