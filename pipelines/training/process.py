@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 
 from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
+from engines.card_users import WaitingUsers, budget_seconds
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
@@ -18,6 +20,7 @@ from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.users_first import UsersFirst, keep_short
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
@@ -48,12 +51,15 @@ if TYPE_CHECKING:
     from weights.stores.store import WeightStore
 
 _BEGIN = b"begin"
+_LAST = 19
+"""The lowest priority of the system: of processes that share a CPU with users'."""
 
 
 def learn(
     settings: Settings, database: Database, lease: Lease, stop: threading.Event, group: Group | None = None
 ) -> None:
     """Learn until `stop` is set. `group`: with its other ranks, which end then."""
+    _let_users_pass(settings)
     with background_threads() as background:
         trainer = make_trainer(settings, database, lease, stop, background, group=group)
         if trainer is not None:
@@ -65,6 +71,7 @@ def learn(
 def lend_hands(settings: Settings, group: Group) -> None:
     """Compute what rank 0 of the group asks, until it trains no more. Raises StepsBroken: the group is at its end."""
     training = _training_of(settings)
+    _let_users_pass(settings)
     group.receive()  # rank 0 may wait for its lease, and for servers
     check_card(torch.device(settings.device))
     follow(make_share(settings.base, training, settings.device, group), group)
@@ -117,7 +124,7 @@ def make_trainer(
 
     `training`: None: as the home says. `fault`: see `contracts.faults`. `group`: this process is its rank 0.
     """
-    training = _training_of(settings, training)
+    training, seconds = _training_of(settings, training), budget_seconds(settings)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     trainee = retried(stop, lambda: _trainee_of(settings, training, store, lease.policy, group))
@@ -126,13 +133,23 @@ def make_trainer(
     learner = Learner(trainee, training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
-    return retried(stop, lambda: compose(learner, around, background))
+    if seconds is not None:
+        users = learner.trainee.users = UsersFirst(WaitingUsers(settings).num, stop, learner.trainee.device)
+    trainer = retried(stop, lambda: compose(learner, around, background))
+    if trainer is not None and seconds is not None:
+        keep_short(learner, users, seconds)  # after the journal's steps, which are taken as they were
+    return trainer
 
 
 def _training_of(settings: Settings, training: TrainingSettings | None = None) -> TrainingSettings:
     training = training or load_section(settings.home, "training", TrainingSettings)
     torch.set_num_threads(training.num_threads)
     return training.for_tasks(load_tasks(settings.tasks).values())
+
+
+def _let_users_pass(settings: Settings) -> None:
+    if settings.device == "cpu" and budget_seconds(settings) is not None:
+        os.nice(_LAST)
 
 
 def _trainee_of(

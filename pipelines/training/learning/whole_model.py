@@ -33,6 +33,7 @@ from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
+from pipelines.training.learning.users_first import UsersFirst, in_turn
 from pipelines.training.text.losses import baseline_of, needs_anchor, text_losses
 from pipelines.training.text.samples import mismatched_rows, rows_of
 from policy.load import context_of
@@ -94,6 +95,8 @@ class WholeModel:
         self._num_passed = 0
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
+        self.users: UsersFirst | None = None
+        """Who is asked before each micro-batch."""
 
     def _trained_of(
         self, model: Any, _settings: TrainingSettings
@@ -374,7 +377,7 @@ class WholeModel:
 
     def _each(self, batches: Sequence[MicroBatch | PackedBatch], compute: Compute) -> list[BatchScores]:
         """What `compute` finds for each batch. Its gradient counts with a share of 1."""
-        return [compute(batch, 1.0) for batch in batches]
+        return [compute(batch, 1.0) for batch in in_turn(batches, self.users, self._stages)]
 
     def _differentiate(self, loss: torch.Tensor, share: float) -> None:
         """Add a share of the gradient, 1 or 0."""

@@ -19,6 +19,7 @@ import torch
 from contracts.errors import StepsBroken
 from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.micro_batches import BatchScores
+from pipelines.training.learning.users_first import in_turn
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.shards.pieces import LocalRows, PieceWriter
 
@@ -100,7 +101,7 @@ class Share(WholeModel):
             return []
         rank, world = self._group.rank, self._group.world
         with self._among_others():
-            found = [compute(batch, 1.0) for batch in batches[rank::world]]
+            found = [compute(batch, 1.0) for batch in in_turn(batches[rank::world], self.users, self._stages)]
             is_short = len(found) * world < len(batches)
             spare = [compute(min(batches, key=lambda batch: batch.num_tokens), 0.0)] if is_short else []
             self.model.reshard()  # a pass without gradients leaves what belongs to no layer as it was gathered

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.masters import Masters
     from pipelines.training.learning.step_bound import Taken
     from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
+    from pipelines.training.learning.users_first import UsersFirst
     from pipelines.training.shards.group import Group
     from pipelines.training.shards.hands import Verb
     from pipelines.training.shards.sharded import Share
@@ -52,6 +53,15 @@ class GroupTrainee:
         self.config, self.device, self.identity = share.config, share.device, share.identity
         self.routing, self.budget = share.routing, share.budget
         self._num_kept = 0
+
+    @property
+    def users(self) -> UsersFirst | None:
+        """As in `Trainee`: rank 0 asks, and the others wait for it."""
+        return self._share.users
+
+    @users.setter
+    def users(self, users: UsersFirst | None) -> None:
+        self._share.users = users
 
     def close(self) -> None:
         """Let the other ranks end."""
