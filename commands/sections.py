@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from commands.findings import Finding, missing
 from contracts.errors import InvalidSettings
-from engines.gpu_settings import GpuSettings
+from engines.card_users import GpuSettings
 from engines.registry import FOLLOWED, check_section_names, followed_of
 from pipelines.episodes.telemetry.settings import TelemetrySettings
 from pipelines.release.settings import ReleaseSettings

@@ -19,8 +19,8 @@ from commands.cards.demand import HomeFigures
 from commands.cards.policy import CardUse, Demand, NextMove, decide
 from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
 from commands.cards.trend import DemandTrend
+from engines.card_users import GpuSettings
 from engines.cards import VISIBLE, card_of
-from engines.gpu_settings import GpuSettings
 
 TRAINING: Final = "training"
 LOOK_SECONDS = 5.0

@@ -12,7 +12,7 @@ from commands.cards.locks import card_problem, locked
 from commands.engines import EngineChoice
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings
-from engines.gpu_settings import GpuSettings
+from engines.card_users import GpuSettings
 from engines.registry import OWN
 from runtime.settings import Settings, make_section, read_home_settings
 

@@ -11,12 +11,14 @@ import torch
 
 from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
+from engines.card_users import WaitingUsers, budget_seconds
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import make_trainee
+from pipelines.training.learning.users_first import UsersFirst, keep_short
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
@@ -90,6 +92,7 @@ def make_trainer(
     tasks = load_tasks(settings.tasks)
     training = training or load_section(settings.home, "training", TrainingSettings)
     training = training.for_tasks(tasks.values())
+    seconds = budget_seconds(settings)
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
@@ -99,7 +102,12 @@ def make_trainer(
     learner = Learner(make_trainee(settings.base, training, settings.device, base), training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
-    return retried(stop, lambda: compose(learner, around, background))
+    if seconds is not None:
+        users = learner.trainee.users = UsersFirst(WaitingUsers(settings).num, stop, learner.trainee.device)
+    trainer = retried(stop, lambda: compose(learner, around, background))
+    if trainer is not None and seconds is not None:
+        keep_short(learner, users, seconds)  # after the journal's steps, which are taken as they were
+    return trainer
 
 
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:

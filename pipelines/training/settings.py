@@ -50,11 +50,11 @@ class TrainingSettings(Section):
     """Defaults suit the demo: a policy under a million parameters on two shared cores."""
 
     learning_rate: float = Field(default=1e-4, ge=0)
-    """Learning rate of AdamW, constant. The smaller it is, the fewer bits of the published weights change."""
+    """Of AdamW, constant. The smaller, the fewer bits of the published weights change."""
     adapter: AdapterSettings | None = None
     """Train a LoRA adapter, such as `{ rank = 8 }`, not all weights, at about ten times the rate; the same for a run."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay of AdamW. The KL to the anchor is the regulariser here."""
+    """Of AdamW. The KL to the anchor regularises."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm; the guard accepts anything below it."""
     kl_coefficient: float = Field(default=0.02, ge=0)
@@ -72,9 +72,9 @@ class TrainingSettings(Section):
     baseline: Literal["beta", "moving_average"] = "beta"
     """Estimator of the expected reward of a baseline key. `beta` needs rewards within the range below."""
     reward_low: float | None = None
-    """Lowest reward a task gives; by default the lowest of the task files."""
+    """Lowest reward; by default the lowest of the tasks."""
     reward_high: float | None = None
-    """Highest reward a task gives; by default the highest of the task files."""
+    """Highest reward; by default the highest of the tasks."""
     whiten: bool = True
     """Advantages of a batch are scaled to mean 0 and deviation 1."""
     normalise: Literal["total", "components"] = "total"
@@ -82,9 +82,9 @@ class TrainingSettings(Section):
     batch_size: int = Field(default=64, ge=1)
     """Samples of one optimizer step."""
     min_batch_size: int = Field(default=1, ge=1)
-    """Smallest batch that is taken instead of `batch_size`, once the oldest sample has waited `max_wait_seconds`."""
+    """Smallest batch that is taken once the oldest sample has waited `max_wait_seconds`."""
     max_wait_seconds: float = Field(default=15.0, ge=0)
-    """How long the oldest sample waits for a full batch. It also drains the rest when users stop."""
+    """How long the oldest sample waits for a full batch."""
     max_tokens: int = Field(default=MAX_TOKENS, ge=1)
     """Tokens of one forward pass. Padding counts, and a shared prompt counts once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -14,6 +14,7 @@ from contracts.draws import UnitKind
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from contracts.version_history import BASE, stored_parents
+from engines.card_users import CardUsers, budget_seconds
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
@@ -81,6 +82,7 @@ def create_app(
         connect=lambda url: EngineConnection(url, key, silence_seconds),
         are_assigned=assignments.include,
         patience_seconds=patience_seconds,
+        users=None if budget_seconds(settings) is None else CardUsers(settings),
     )
     template = load_template(settings.base)
     turns = Turns(template, links.sessions, settings.session_seconds)

@@ -22,7 +22,7 @@ from weights.probe import NUM_TOP, ProbeAnswers, Scores, probe_prompts
 from weights.tensors import root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from pipelines.training.learning.masters import Pair
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
@@ -92,7 +92,7 @@ class _WithoutAdapter:
         self._trainee = trainee
 
     @torch.no_grad()
-    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(self, batches: Iterable[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
         """As in `ReferencePolicy`."""
         adapter = self._trainee.adapter
         if bits is None or config_of(bits) is None:

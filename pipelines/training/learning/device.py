@@ -136,6 +136,10 @@ class TokenBudget:
         if num_deaths:
             self.most = self.current = max(self.most // 4, 1) if num_deaths == 1 else 1
 
+    def limit(self, num_tokens: int) -> None:
+        """No more from now on, whatever memory would hold."""
+        self.most, self.current = min(self.most, num_tokens), min(self.current, num_tokens)
+
     def allow(self, num_tokens: int) -> None:
         """Restore the budget after it shrank for a sample that is gone."""
         self.current = max(self.current, min(num_tokens, self.most))

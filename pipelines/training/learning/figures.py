@@ -119,19 +119,20 @@ class Mismatch:
 
 
 class Stages:
-    """Seconds of a step by stage: data, forward, backward, optimizer. On an accelerator: until the host may go on."""
+    """Seconds of a step by stage: data, forward, backward, optimizer, and waiting for users. On an accelerator: until the host may go on."""
 
     def __init__(self) -> None:
         self._seconds = defaultdict[str, float](float)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What runs inside belongs to this stage."""
-        started = time.monotonic()
+        """What runs inside belongs to this stage, except for stages inside it."""
+        started, before = time.monotonic(), sum(self._seconds.values())
         try:
             yield
         finally:
-            self._seconds[name] += time.monotonic() - started
+            inside = sum(self._seconds.values()) - before
+            self._seconds[name] += time.monotonic() - started - inside
 
     def take(self) -> dict[str, float]:
         """The figures since the last call."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.loss import LossSums
     from pipelines.training.learning.masters import Masters
     from pipelines.training.learning.step_bound import Taken
+    from pipelines.training.learning.users_first import UsersFirst
     from pipelines.training.text.losses import TextLosses
     from pipelines.training.text.samples import TextBatch
     from policy.routing import Routing
@@ -80,6 +81,8 @@ class Trainee(Protocol):
     budget: TokenBudget
     can_fork: bool
     """A child of this process can compute too."""
+    users: UsersFirst | None
+    """Who is asked before each micro-batch, if others compute on the device too."""
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """Add to the gradient."""

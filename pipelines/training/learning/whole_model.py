@@ -35,12 +35,13 @@ from policy.routing import NO_REPLAY, Routing, routing_of
 from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.masters import Masters, Pair
     from pipelines.training.learning.objectives import BatchPlan
+    from pipelines.training.learning.users_first import UsersFirst
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.text.samples import TextBatch
     from policy.weights import Patches
@@ -84,6 +85,8 @@ class WholeModel:
         self._num_passed = 0
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
+        self.users: UsersFirst | None = None
+        """Who is asked before each micro-batch."""
 
     def _trained_of(
         self, model: Any, _settings: TrainingSettings
@@ -105,7 +108,7 @@ class WholeModel:
             batches = self._micro_batches(rows.experiences)
         with self._stages.stage("forward"):
             plan = self._plan(batches, advantage_N, objective)
-        for batch in batches:
+        for batch in self._in_turn(batches):
             self.scorer.recomputes = self._recomputes(batch)
             with self._stages.stage("forward"):
                 anchor_BT = None
@@ -153,7 +156,7 @@ class WholeModel:
         self._stepping += answers
         self._stepping += [] if self._stepping else rows
         current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
-        for micro in batches:
+        for micro in self._in_turn(batches):
             self.scorer.recomputes = self._recomputes(micro)
             with self._stages.stage("forward"), self.precision.computing():
                 log_probs_S, weight_S, row_S = _text_tokens(micro, micro.scored_by(self.scorer).log_probs_BT)
@@ -175,10 +178,12 @@ class WholeModel:
                 "[training] kl_coefficient: is 0, as is mismatch_samples: pairs and thumbs need the base policy"
             )
         found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
-        under = self.reference.log_probs(batches) if anchor and self.reference is not None else [None] * len(batches)
-        for batch, anchor_BT in zip(batches, under, strict=True):
+        if anchor and self.reference is not None:
+            under = self.reference.log_probs(self._in_turn(batches))
+        else:
             with self.precision.computing():
-                log_probs_BT = batch.scored_by(self.scorer).log_probs_BT if anchor_BT is None else anchor_BT
+                under = [batch.scored_by(self.scorer).log_probs_BT for batch in self._in_turn(batches)]
+        for batch, log_probs_BT in zip(batches, under, strict=True):
             log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
             found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
         return [float(value) for value in found_N]
@@ -229,7 +234,7 @@ class WholeModel:
         batches = self._micro_batches(experiences)
         both = [
             (found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
-            for batch, found_BT in zip(batches, self.reference.log_probs(batches, bits), strict=True)
+            for batch, found_BT in zip(batches, self.reference.log_probs(self._in_turn(batches), bits), strict=True)
         ]
         return TokenLogProbs(*map(torch.cat, zip(*both, strict=True)))
 
@@ -277,6 +282,17 @@ class WholeModel:
         routing = self.routing if self._replays else NO_REPLAY
         return batches(experiences, max_tokens=self.budget.current, device=self.device, routing=routing)
 
+    def _in_turn(self, batches: Sequence[MicroBatch | PackedBatch]) -> Iterator[MicroBatch | PackedBatch]:
+        """One after the other: users come before each."""
+        for batch in batches:
+            if self.users is None:
+                yield batch
+                continue
+            with self._stages.stage("users"):
+                self.users.wait()
+            with self.users.turn():
+                yield batch
+
     @torch.no_grad()
     def _plan(
         self, batches: Sequence[MicroBatch | PackedBatch], advantage_N: torch.Tensor, objective: Objective
@@ -289,7 +305,7 @@ class WholeModel:
         if not batches or not (needs_pass or objective.plans_from_log):
             return None
         parts = []
-        for batch in batches:
+        for batch in self._in_turn(batches) if needs_pass else batches:
             found_BT = batch.behaviour_BT
             if needs_pass:
                 with self.precision.computing():
@@ -328,7 +344,8 @@ class WholeModel:
     def _now(self, batches: Sequence[MicroBatch | PackedBatch], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Today's log-probs of the sampled tokens. `dtype`: to compute in; None: the weights' own."""
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            return torch.cat([sampled(each.scored_by(self.scorer).log_probs_BT, _layout(each)[0]) for each in batches])
+            turns = self._in_turn(batches)
+            return torch.cat([sampled(each.scored_by(self.scorer).log_probs_BT, _layout(each)[0]) for each in turns])
 
 
 def _layout(batch: MicroBatch | PackedBatch) -> tuple[torch.Tensor | None, tuple[torch.Tensor, int] | None]:

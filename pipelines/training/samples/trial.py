@@ -22,15 +22,15 @@ import structlog
 from blake3 import blake3
 
 from contracts.errors import MillraceError, StepsBroken
-from contracts.records import Experience, Segment, pack_floats, pack_ids
-from contracts.sampling import Sampling, Span
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.learning.guard import SPIKES
+from pipelines.training.learning.users_first import a_row
 from pipelines.training.samples.attempts import survives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from contracts.records import Experience
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
     from pipelines.training.learning.trainee import Published
@@ -298,15 +298,4 @@ def find_culprits(
 
 def canary(policy: str) -> Experience:
     """A valid sample of two tokens. If a step fails even with it, the samples are not to blame."""
-    segment = Segment(
-        token_ids=pack_ids([0, 0]),
-        loss_mask=bytes([0, 1]),
-        logprobs=pack_floats([0.0, -1.0]),
-        spans=(Span(0, 0),),
-        sampling=Sampling(temperature=1.0, max_tokens=1),
-    )
-    return Experience(
-        key="canary", revision=0, policy=policy, task="", task_hash="", tenant="", purpose="user", baseline_key="",
-        segments=(segment,), scores=(), reward=0.0, status="scored", generated_at=0.0, scored_at=0.0, engine="none",
-        dtype="float32",
-    )  # fmt: skip
+    return a_row([0, 0], policy)

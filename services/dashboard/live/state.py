@@ -23,7 +23,7 @@ from services.dashboard.rollout.state import Rollout
 CURVES = (
     "loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy", "noise_scale", "divergence/0",
     "divergence/1-2", "divergence/3-8", "divergence/9-32", "divergence/33+", "seconds_data", "seconds_forward",
-    "seconds_backward", "seconds_optimizer", "seconds_save",
+    "seconds_backward", "seconds_optimizer", "seconds_save", "seconds_users",
 )  # fmt: skip
 NUM_DECISIONS = 12
 

@@ -33,7 +33,8 @@ const curves = [
   curve("Divergence by lag", "log ratio per token, by versions", ["0", "divergence/0", "--good"], ["1-2", "divergence/1-2", "--accent"],
     ["3-8", "divergence/3-8", "--warn"], ["9-32", "divergence/9-32", "--late"], ["33+", "divergence/33+", "--bad"]),
   curve("Time of a step", "seconds by stage", ["data", "seconds_data", "--quiet"], ["forward", "seconds_forward", "--accent"],
-    ["backward", "seconds_backward", "--warn"], ["optimizer", "seconds_optimizer", "--late"], ["save", "seconds_save", "--bad"]),
+    ["backward", "seconds_backward", "--warn"], ["optimizer", "seconds_optimizer", "--late"], ["save", "seconds_save", "--bad"],
+    ["users first", "seconds_users", "--good"]),
 ];
 
 let current = null;

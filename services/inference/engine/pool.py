@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 
 import structlog
@@ -23,6 +23,7 @@ from contracts import errors
 from contracts.arms import DRAWN
 from contracts.assignments import CANDIDATE, LIVE, SLOTS
 from contracts.sampling import Span
+from engines.card_users import CardUsers
 from engines.registry import kind_of
 from engines.wire import EngineRequest, Piece, new_spans
 from runtime.metrics import ENGINE_REQUESTS_MOVED
@@ -71,6 +72,8 @@ class EnginePool:
     """Whether an arm pointed at each of these versions of late, as far as that can be read."""
     patience_seconds: float = PATIENCE_SECONDS
     """How long a request waits for a replica."""
+    users: CardUsers | None = None
+    """Where a trainer on the same card reads how many users wait."""
     _members: dict[str, Member] = field(default_factory=dict, init=False)
     _num_reads: int = field(default=0, init=False)
     _looking: asyncio.Task[None] | None = field(default=None, init=False)
@@ -80,6 +83,8 @@ class EnginePool:
         if self._looking is not None:
             self._looking.cancel()
         await self.rows.close()
+        if self.users is not None:
+            self.users.close()
         for member in self._members.values():
             member.close()
 
@@ -153,7 +158,8 @@ class EnginePool:
         progress.request = progress.request._replace(adapter=named)
         request = progress.request.salted(slot.version if slot else None)
         body = wire.body(request._replace(model=slot.model) if slot else request, progress.made)
-        with member.working():
+        users = None if request.background else self.users
+        with member.working(), nullcontext() if users is None else users.one_more():
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._keep_looking())
             async with aclosing(member.connection.attempt(progress, body, seconds, wire)) as pieces:
@@ -317,6 +323,8 @@ class EnginePool:
         """Look while engines work: a frozen one's answers move although nobody asks for another one."""
         while any(member.num_in_flight for member in self._members.values()):
             await asyncio.sleep(_POLL_SECONDS)
+            if self.users is not None:
+                self.users.renew()
             await self._look()
 
     def _watch(self, member: Member, now: float) -> None:

@@ -22,6 +22,7 @@ from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import Taken
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
+from pipelines.training.learning.users_first import UsersFirst
 from pipelines.training.text.losses import text_losses
 from pipelines.training.text.samples import TextBatch, rows_of
 from policy.logprobs import TokenScores
@@ -41,6 +42,7 @@ class UnigramTrainee:
         self.config: Any = SimpleNamespace(vocab_size=VOCABULARY, max_position_embeddings=64)
         self.identity, self.can_fork = "unigrams", True
         self.device = torch.device("cpu")
+        self.users: UsersFirst | None = None
         self.routing, self.budget = NO_REPLAY, TokenBudget(1024)
         self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
         self.fails: list[Exception] = []

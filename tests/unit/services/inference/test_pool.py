@@ -20,11 +20,13 @@ from contracts.engines import EngineReplica, announce, read_replicas, withdraw
 from contracts.packing import support_of
 from contracts.records import unpack_ids
 from contracts.sampling import Span
+from engines.card_users import GpuSettings, WaitingUsers
 from runtime.database import Database
+from runtime.settings import write_settings
 from services.inference import arms
 from services.inference.app import create_app
 from services.inference.engine import pool, rows
-from tests.unit.services.inference.conftest import Inference, text_of
+from tests.unit.services.inference.conftest import SAYS, Inference, a_service, text_of
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
 from tests.unit.services.serving import PATIENCE_SECONDS, make_home, make_key, serve, wait_until
 
@@ -500,3 +502,29 @@ def test_nothing_is_a_503_while_a_replica_comes_back(replicas: Replicas) -> None
     healing.start()
     assert text_of(replicas.ask()) == TEXT
     healing.join()
+
+
+def test_users_count_while_an_engine_works_for_them(tmp_path: Path, database: Database, stage: Stage) -> None:
+    engine, settings = FakeEngine(SAYS), make_home(tmp_path, stage.url)
+    make_base(tmp_path / "base")
+    write_settings(settings, {"gpu": GpuSettings(added_p99_ms=50)})
+    waiting = WaitingUsers(settings)
+    with a_service(settings, database, stage, engine) as asking, ThreadPoolExecutor(3) as threads:
+        assert waiting.num() == 0
+        engine.hold_after = 2
+        rollout = {"x-millrace-purpose": "rollout"}
+        asked = [threads.submit(asking.ask), threads.submit(asking.ask)]
+        asked.append(threads.submit(asking.ask, asking.operator, extra_headers=rollout))
+        wait_until(lambda: len(engine.requests) == 3)
+        assert waiting.num() == 2
+        engine.go.set()
+        assert [text_of(each.result()) for each in asked] == [SAYS] * 3
+        wait_until(lambda: waiting.num() == 0)
+
+
+def test_a_home_without_a_budget_writes_nothing(tmp_path: Path, database: Database, stage: Stage) -> None:
+    settings = make_home(tmp_path, stage.url)
+    make_base(tmp_path / "base")
+    with a_service(settings, database, stage, FakeEngine(SAYS)) as asking:
+        asking.ask()
+    assert not (tmp_path / "users").exists()
