@@ -51,6 +51,10 @@ class GpuSettings(Section):
             raise ValueError(
                 f"floor = {self.floor} leaves nothing of a pool of {len(self.pool)} cards to move: at most {len(self.pool) - 1}, or leave pool out"
             )
+        if self.pool and self.added_p99_ms is not None:
+            raise ValueError(
+                "added_p99_ms is for users and trainer on one card, and with pool each card has one of them"
+            )
         return self
 
 
