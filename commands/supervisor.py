@@ -19,11 +19,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import httpx
 
-from commands.cards.keeper import GivenChild
 from contracts.errors import InvalidSettings
 from engines.registry import FOLLOWED
 from runtime.listening import DRAIN, LISTEN_FD, REPLICA
@@ -48,8 +47,19 @@ _LOOK_SECONDS, _ASK_SECONDS = 0.1, 0.5
 _LAST_STEP_SECONDS = 60.0
 """Of a child that ends while others go on: a trainer finishes its step and writes a checkpoint."""
 _WORKS_ON = "millrace_engine_requests_in_flight{"
-_NOTHING = GivenChild((), {}, ())
 _LOOPBACK = "127.0.0.1"
+
+
+class GivenChild(NamedTuple):
+    """What one child gets that others do not."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    descriptors: tuple[int, ...]
+    """It inherits them: locks of its cards."""
+
+
+_NOTHING = GivenChild((), {}, ())
 
 
 @dataclass

@@ -1,6 +1,7 @@
-"""A day of a pool of cards, simulated: a fixed split, the policy of `[gpu] pool`, and who knew the day beforehand.
+"""A day of a pool of cards, simulated: a fixed split, the policy of `[gpu] pool`, and who knew the day beforehand. And kills, in earnest.
 
-    python -m benchmarks.pool             8 cards under eight services, 16 cards under sixteen
+    python -m benchmarks.pool                 8 cards under eight services, 16 cards under sixteen
+    python -m benchmarks.pool --kills 20      besides, processes that stand for cards, and kill -9: kills.py; ten minutes
     python -m benchmarks.pool --json
 
 In: a real hour of a chat service under an assumed curve of a day (traffic.py); constants with their sources (day.py). Out: the share of card time in
@@ -14,7 +15,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.pool.day import BUDGET_SECONDS, MOVE_SECONDS, DayFigures, Policy, fixed, live, oracle
+from benchmarks.pool.day import BUDGET_SECONDS, MOVE_SECONDS, ByRule, DayFigures, fixed, live, oracle
+from benchmarks.pool.kills import run
 from benchmarks.pool.traffic import traffic
 from benchmarks.report import end_with, print_table
 
@@ -29,9 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--quick", action="store_true", help="8 cards alone, no file")
+    parser.add_argument("--kills", type=int, default=0, help="of processes that stand for cards; default: none")
     options = parser.parse_args(arguments)
     days = [measure(num) for num in (SIZES[:1] if options.quick else SIZES)]
-    figures = {"budget_seconds": BUDGET_SECONDS, "move_seconds": MOVE_SECONDS, "days": days}
+    figures: dict[str, Any] = {"budget_seconds": BUDGET_SECONDS, "move_seconds": MOVE_SECONDS, "days": days}
+    if options.kills:
+        figures["kills"] = run(options.kills)
     return end_with(figures, options, show, "pool")
 
 
@@ -46,7 +51,7 @@ def measure(num_cards: int) -> dict[str, Any]:
         "requests": splits[best].requests,
         "fixed_replicas": best,
         "fixed": splits[best]._asdict(),
-        "policy": live(asked, num_cards, Policy(num_cards, num_cards // 2, _FLOOR))._asdict(),
+        "policy": live(asked, num_cards, ByRule(num_cards, num_cards // 2, _FLOOR))._asdict(),
         "oracle": live(asked, num_cards, oracle(asked, num_cards), moves_cost=False)._asdict(),
     }
 
@@ -64,6 +69,8 @@ def show(figures: dict[str, Any]) -> None:
                 f"{found.samples_learned:,}", str(found.moves), replicas,
             ])  # fmt: skip
     columns = ("cards", "who decides", "idle", "late", "longest wait", "samples learned", "moves", "replicas")
+    if kills := figures.get("kills"):
+        print_table("Kills", ("figure", "value"), [(name, str(value)) for name, value in kills.items()])
     print_table(f"A day, at most {figures['budget_seconds']:g} s of waiting", columns, rows)
 
 

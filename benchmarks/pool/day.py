@@ -52,7 +52,7 @@ def fixed(users: int) -> Chooser:
     return lambda *_: users
 
 
-class Policy:
+class ByRule:
     """The product's own rule over the product's own measurements."""
 
     def __init__(self, num_cards: int, users: int, floor: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from commands.cards.demand import HomeFigures
 from commands.cards.policy import CardUse, Demand, NextMove, decide
 from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
 from commands.cards.trend import DemandTrend
+from commands.supervisor import GivenChild
 from engines.card_users import GpuSettings
 from engines.cards import VISIBLE, card_of
 
@@ -28,15 +29,6 @@ _WRITE_SECONDS = 30.0
 """How often the last decision is written for `millrace gpus`."""
 _SEEN_SECONDS, _DRAIN_SECONDS = 1.5, 12.0
 """After the first, inference has seen that a replica takes no more; ten seconds later it has taken what is in flight to another one."""
-
-
-class GivenChild(NamedTuple):
-    """What one child gets that others do not."""
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    descriptors: tuple[int, ...]
-    """It inherits them: locks of its cards."""
 
 
 class Children(Protocol):

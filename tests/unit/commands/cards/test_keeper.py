@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from commands.cards.demand import HomeFigures, figures_of
-from commands.cards.keeper import CardKeeper, GivenChild
+from commands.cards.keeper import CardKeeper
 from commands.cards.policy import CardUse
 from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
+from commands.supervisor import GivenChild
 from engines.card_users import GpuSettings
 
 
