@@ -118,7 +118,12 @@ class _Drill:
             record, holders = self.record(), self._holders()
             wanted = dict.fromkeys(record.of("users"), "engine") | dict.fromkeys(record.of("training"), "training")
             is_new = self._killed.isdisjoint(process for process, _ in holders.values())
-            if is_new and record.move is None and wanted == {card: who for card, (_, who) in holders.items()}:
+            if (
+                wanted
+                and is_new
+                and record.move is None
+                and wanted == {card: who for card, (_, who) in holders.items()}
+            ):
                 return round(took, 2)
             time.sleep(_LOOK_SECONDS)
         raise SystemExit(
