@@ -36,12 +36,11 @@ class GpuSettings(Section):
     added_p99_ms: float | None = Field(default=None, gt=0)
     """What a trainer on the same device may add to an answer: it waits for users, and its micro-batches are that short."""
     pool: tuple[int, ...] = ()
-    """Cards that `millrace up` moves between engine replicas and the trainer, by number; with `device = "cpu"`, places that stand for
-    cards. Empty: none is moved."""
+    """Cards that `up` moves between engines and the trainer; on a CPU, places for them. Empty: none moves."""
     floor: int = Field(default=1, ge=1)
-    """Engine replicas that users keep, whatever the trainer could do with their cards."""
+    """Engine replicas that users always keep."""
     requests_per_card: int = Field(default=32, ge=1)
-    """Requests in flight that one replica carries within the latency that users shall see."""
+    """Requests in flight that one replica carries in good time."""
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
