@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "replica": Entry("commands.replica:run_replica", "Keep a folder in step with the published weights.", _START),
     "link": Entry("commands.link:link", "Print a fresh link to the dashboard of a home.", _LOOK),
     "doctor": Entry("commands.doctor:doctor", "Check this machine and a home; say how to fix what is missing.", _LOOK),
+    "gpus": Entry("commands.cards.command:gpus", "Show which card works for whom, since when and why, and what comes next.", _LOOK),
     "audit": Entry("commands.audit:run_audit", "Account for every generation and signal.", _LOOK),
     "log": Entry("commands.log:app", "Print records of the log; go on after a lost log.", _LOOK),
     "dead-letters": Entry("commands.dead_letters:app", "List, retry or skip records that no worker could process.", _LOOK),

@@ -19,11 +19,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
+
+import httpx
 
 from contracts.errors import InvalidSettings
 from engines.registry import FOLLOWED
-from runtime.listening import LISTEN_FD, REPLICA
+from runtime.listening import DRAIN, LISTEN_FD, REPLICA
 from runtime.metrics import CHILD_ENDS
 from runtime.operations import OPERATIONS_FD, Operations, step_done
 
@@ -41,8 +43,23 @@ WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
 _GRACE_SECONDS, _HEAD_START_SECONDS = 15.0, 5.0
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS, _ASK_SECONDS = 0.1, 0.5
+_LAST_STEP_SECONDS = 60.0
+"""Of a child that ends while others go on: a trainer finishes its step and writes a checkpoint."""
+_WORKS_ON = "millrace_engine_requests_in_flight{"
 _LOOPBACK = "127.0.0.1"
+
+
+class GivenChild(NamedTuple):
+    """What one child gets that others do not."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    descriptors: tuple[int, ...]
+    """It inherits them: locks of its cards."""
+
+
+_NOTHING = GivenChild((), {}, ())
 
 
 @dataclass
@@ -57,6 +74,10 @@ class Child:
     pause: float = _FIRST_PAUSE
     start_again_at: float | None = None
     ends: list[int] = field(default_factory=list)
+    given: GivenChild | None = None
+    """Of one whose cards move: it may start and end while the others go on."""
+    kill_at: float | None = None
+    """It was asked to end for good; then it is killed."""
 
 
 class Supervisor:
@@ -68,7 +89,8 @@ class Supervisor:
         report: called with each line for the operator.
         replicas: by name, how many of a process, if not one.
         more: processes beside servers and workers.
-        without: workers that do not run.
+        without: processes that are not started here.
+        program: what runs a process, before its name.
     """
 
     def __init__(
@@ -80,18 +102,20 @@ class Supervisor:
         more: Sequence[str] = (),
         *,
         without: Collection[str] = (),
+        program: Sequence[str] = (sys.executable, str(_MILLRACE)),
     ) -> None:
-        self._home, self._sockets, self._report = home, sockets, report
+        self._home, self._sockets, self._report, self._program = home, sockets, report, program
         self._replicas, self._more, self._without = replicas or {}, more, without
         self._operations: dict[str, socket.socket] = {}
         self._own: Operations | None = None
+        self._tend: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Start every process and its replicas: `episodes`, `episodes-2`."""
-        workers = [name for name in WORKERS if name not in self._without]
-        names = [name for name in SERVERS if name in self._sockets] + [*self._more, *workers]
+        servers = [name for name in SERVERS if name in self._sockets]
+        names = [name for name in (*servers, *self._more, *WORKERS) if name not in self._without]
         children = [child for name in names for child in replica_names(name, self._replicas.get(name, 1))]
         self._operations = {child: socket.create_server((_LOOPBACK, 0)) for child in [*children, _OWN_NAME]}
         self._own = Operations(listening=self._operations[_OWN_NAME])
@@ -105,8 +129,50 @@ class Supervisor:
         """Restart children that die, until `stop` is set. Raises InvalidSettings: a child refused its settings; has its last line."""
         while not stop.wait(_LOOK_SECONDS):
             step_done()
-            for child in self.children.values():
+            for child in list(self.children.values()):
                 self._look_after(child)
+            self._tend()
+
+    def tend(self, step: Callable[[], None]) -> None:
+        """Call `step` after each look at the children. It may add and end children, and must not wait."""
+        self._tend = step
+
+    def add(self, name: str, given: GivenChild) -> None:
+        """Start a child beside those of `start`."""
+        self._operations[name] = socket.create_server((_LOOPBACK, 0))
+        process, output = self._spawn(name, given)
+        self.children[name] = Child(name, process, output, time.monotonic(), given=given)
+        CHILD_ENDS.labels(name)
+        self._write_targets()
+
+    def drain(self, name: str) -> None:
+        """Tell a child to take no new work."""
+        if not self.is_gone(name) and self.children[name].start_again_at is None:
+            self.children[name].process.send_signal(DRAIN)
+
+    def end(self, name: str) -> None:
+        """Ask a child to end for good; later it is killed."""
+        child = self.children[name]
+        child.kill_at = time.monotonic() + _LAST_STEP_SECONDS
+        child.process.terminate()
+
+    def is_gone(self, name: str) -> bool:
+        """True if there is no such child, or none any more."""
+        return name not in self.children
+
+    def is_idle(self, name: str) -> bool:
+        """True if a child says that it works on no request; one that counts none is never idle."""
+        told = self._told(name, "/metrics")
+        numbers = [line.rpartition(" ")[2] for line in told.splitlines() if line.startswith(_WORKS_ON)]
+        return bool(numbers) and not any(map(float, numbers))
+
+    def is_ready(self, name: str) -> bool:
+        """True if a child says that it can do its work."""
+        return '"ready": true' in self._told(name, "/ready")
+
+    def addresses(self) -> dict[str, str]:
+        """By name, host and port of the operations of each child."""
+        return {name: f"{_LOOPBACK}:{self._operations[name].getsockname()[1]}" for name in self.children}
 
     def stop(self) -> None:
         """Ask every process to end, wait, and kill those that do not."""
@@ -130,8 +196,7 @@ class Supervisor:
 
     def operations_of_servers(self) -> dict[str, str]:
         """By name, host and port of the operations of each child that apps wait for: servers and engines, not workers."""
-        ports = {name: listening.getsockname()[1] for name, listening in self._operations.items()}
-        return {name: f"{_LOOPBACK}:{ports[name]}" for name in self.children if _process_of(name) not in WORKERS}
+        return {name: address for name, address in self.addresses().items() if _process_of(name) not in WORKERS}
 
     def log_path(self, name: str) -> Path:
         """The file with the output of a process."""
@@ -139,9 +204,12 @@ class Supervisor:
 
     def _look_after(self, child: Child) -> None:
         now = time.monotonic()
+        if child.kill_at is not None:
+            self._see_off(child, now)
+            return
         if child.start_again_at is not None:
             if now >= child.start_again_at:
-                child.process, child.output = self._spawn(child.name)
+                child.process, child.output = self._spawn(child.name, child.given)
                 child.started_at, child.start_again_at = now, None
                 child.restarts += 1
             return
@@ -149,7 +217,7 @@ class Supervisor:
         if status is None:
             return
         _close(child)
-        if status == WRONG_SETTINGS:
+        if status == WRONG_SETTINGS and child.given is None:  # the others serve on without a card's process
             said = self.log_path(child.name).read_text(errors="replace").strip().splitlines()
             raise InvalidSettings(f"{child.name} cannot start: {said[-1] if said else 'it printed nothing'}")
         healthy = now - child.started_at > _HEALTHY_AFTER
@@ -160,21 +228,41 @@ class Supervisor:
         how = f"signal {-status}" if status < 0 else f"status {status}"
         self._report(f"{child.name} ended with {how}; restarting it (see {self.log_path(child.name)})")
 
-    def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    def _see_off(self, child: Child, now: float) -> None:
+        """Forget a child that was asked to end, once it has."""
+        if child.process.poll() is None:
+            if now > (child.kill_at or now):
+                child.process.kill()
+            return
+        _close(child)
+        del self.children[child.name]
+        self._operations.pop(child.name).close()
+        self._write_targets()
+
+    def _told(self, name: str, path: str) -> str:
+        if self.is_gone(name):
+            return ""
+        try:
+            return httpx.get(f"http://{self.addresses()[name]}{path}", timeout=_ASK_SECONDS).text
+        except httpx.HTTPError:
+            return ""
+
+    def _spawn(self, name: str, given: GivenChild | None = None) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        given = given or _NOTHING
         output = self.log_path(name).open("ab")
         inherited = {OPERATIONS_FD: self._operations[name]}
         if listening := self._sockets.get(name) or self._sockets.get(_process_of(name)):
             inherited[LISTEN_FD] = listening
-        given = {variable: str(handed.fileno()) for variable, handed in inherited.items()}
+        sockets = {variable: str(handed.fileno()) for variable, handed in inherited.items()}
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
-            [sys.executable, str(_MILLRACE), _process_of(name), "--home", str(self._home), "--supervised"],
+            [*self._program, _process_of(name), "--home", str(self._home), "--supervised", *given.arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | given | {REPLICA: _replica_of(name)},
+            env={**os.environ, **sockets, REPLICA: _replica_of(name), **given.environment},
             process_group=0,  # Ctrl-C reaches only the supervisor, which ends the children in order
-            pass_fds=[handed.fileno() for handed in inherited.values()],
+            pass_fds=[*(handed.fileno() for handed in inherited.values()), *given.descriptors],
         )
         return process, output
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commands import options
+from commands.cards.starting import kept, moving, pool_of
 from commands.engines import OURS, EngineChoice, check_announced, check_given, choose_engine, settled
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
@@ -95,7 +97,9 @@ def up(
         engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, urls, slots=slots, device=device)
         engines_chosen = _with_canary(engines_chosen, home, front)
         folder = resolve_policy(policy)
-        sockets = listen(port, split=servers.is_shared, num_engines=engines_chosen.num_own)
+        gpu = pool_of(home, engines_chosen, device)
+        num_own = engines_chosen.num_own if gpu is None else len(gpu.pool) * bool(engines_chosen.num_own)
+        sockets = listen(port, split=servers.is_shared, num_engines=num_own)
         settings = new_settings(
             home,
             sockets,
@@ -306,24 +310,21 @@ def running(
 ) -> Iterator[Supervisor]:
     """Start the processes of a home, wait until they are ready, and stop them at the end of the block."""
     settings = home.settings
-    supervisor = Supervisor(
-        settings.home,
-        sockets,
-        lambda line: console.print(f"[yellow]{line}"),
-        replicas,
-        engine.workers,
-        without=() if settings.base else _OF_WEIGHTS,
-    )
-    supervisor.start()
-    console.print(f"[dim]starting, which takes up to a minute; {settings.home / 'logs'} has what each process says")
-    try:
-        load_seconds = size_of(Path(settings.base)) / LOAD_RATE if settings.base else 0.0
-        _wait_ready(settings, supervisor, engine.start_seconds + load_seconds)
-        yield supervisor
-    finally:
-        supervisor.stop()
+    gpu = pool_of(settings.home, engine, settings.device)
+    report = partial(console.print, style="yellow", markup=False)
+    without = (*moving(gpu, engine), *(() if settings.base else _OF_WEIGHTS))
+    supervisor = Supervisor(settings.home, sockets, report, replicas, engine.workers, without=without)
+    seconds = engine.start_seconds + (size_of(Path(settings.base)) / LOAD_RATE if settings.base else 0.0)
+    with ExitStack() as stack:
         for listening in sockets.values():
-            listening.close()
+            stack.callback(listening.close)
+        start_cards = stack.enter_context(kept(settings, gpu, engine, supervisor, report=report, patience=seconds))
+        supervisor.start()
+        stack.callback(supervisor.stop)
+        start_cards()
+        console.print(f"[dim]starting, which takes up to a minute; {settings.home / 'logs'} has what each process says")
+        _wait_ready(settings, supervisor, seconds)
+        yield supervisor
 
 
 def greet(home: Home) -> None:

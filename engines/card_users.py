@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import structlog
 from blake3 import blake3
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from runtime.listening import replica_number
 from runtime.settings import Section, Settings, load_section, read_home_settings
@@ -30,10 +31,30 @@ _log = structlog.get_logger(__name__)
 
 
 class GpuSettings(Section):
-    """The device of a home: users and the trainer may share it."""
+    """The cards of a home: users and the trainer may share one, or several are moved between them."""
 
     added_p99_ms: float | None = Field(default=None, gt=0)
     """What a trainer on the same device may add to an answer: it waits for users, and its micro-batches are that short."""
+    pool: tuple[int, ...] = ()
+    """Cards that `up` moves between engines and the trainer; on a CPU, places for them. Empty: none moves."""
+    floor: int = Field(default=1, ge=1)
+    """Engine replicas that users always keep."""
+    requests_per_card: int = Field(default=32, ge=1)
+    """Requests in flight that one replica carries in good time."""
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        if len(set(self.pool)) < len(self.pool) or min(self.pool, default=0) < 0:
+            raise ValueError(f"pool names each card once, by its number from 0: {', '.join(map(str, self.pool))}")
+        if self.pool and self.floor >= len(self.pool):
+            raise ValueError(
+                f"floor = {self.floor} leaves nothing of a pool of {len(self.pool)} cards to move: at most {len(self.pool) - 1}, or leave pool out"
+            )
+        if self.pool and self.added_p99_ms is not None:
+            raise ValueError(
+                "added_p99_ms is for users and trainer on one card, and with pool each card has one of them"
+            )
+        return self
 
 
 class CardUsers:

@@ -7,13 +7,17 @@ share one socket, and the first free one accepts the next connection.
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 
 LISTEN_FD = "MILLRACE_LISTEN_FD"
 BIND = "MILLRACE_BIND"
 """Address to listen at, if it differs from the one that clients connect to: `0.0.0.0` in a container."""
 REPLICA = "MILLRACE_REPLICA"
 """The number of a process among its replicas in one home, from 1; the supervisor sets it."""
+DRAIN = signal.SIGUSR1
+"""Tells an engine replica to take no new requests: it goes on with what it has until it is told to end."""
 _BACKLOG = 1024
 
 
@@ -32,3 +36,11 @@ def listening_socket(host: str, port: int) -> socket.socket:
 def replica_number() -> int:
     """The number of this process among its replicas in one home; 1 without a supervisor."""
     return int(os.environ.get(REPLICA, "1"))
+
+
+def told_to_drain() -> threading.Event:
+    """An event that is set once this process is told to drain; never, if this is not its main thread."""
+    told = threading.Event()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(DRAIN, lambda *_: told.set())
+    return told

@@ -210,6 +210,7 @@ NO_VERDICTS = Counter(
 GATE_ANSWERS = Counter("millrace_gate_answers_total", "Answers to questions of the gate and of shadows.")
 CANDIDATE_AGE_SECONDS = Gauge("millrace_candidate_age_seconds", "How long the candidate has waited; 0 without one.")
 LIVE_VERSION = Gauge("millrace_live_version", "The version that serves users.")
+LIVE_AGE_SECONDS = Gauge("millrace_live_age_seconds", "How long it has served them.")
 TRAIN_STAGE = Gauge(
     "millrace_train_stage", "Stage of the release train: -1 in shadow, then from 0; NaN while the track is free."
 )

@@ -27,7 +27,8 @@ from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
 from runtime.engine_rows import EngineRows
-from runtime.operations import WeightStoreMetrics, step_done
+from runtime.listening import told_to_drain
+from runtime.operations import WeightStoreMetrics, step_done, trouble
 from runtime.settings import Settings
 from weights.probe import ProbeAnswers, read_probe
 from weights.replica.replica import Replica
@@ -180,9 +181,13 @@ def _announce(
 ) -> None:
     """Write the rows until `stop` is set or a thread ended."""
     told: list[EngineReplica] = []
-    due = 0.0
+    due, draining = 0.0, told_to_drain()
     while not stop.wait(_LOOK_SECONDS) and all(thread.is_alive() for thread in threads):
         rows, now = [follower.row for follower in followers], time.monotonic()
+        waits = [f"{row.name} is {row.status}" for row in rows if row.status != "serving"]
+        trouble("servers", ", ".join(waits) or None)
+        if draining.is_set():
+            rows = [row._replace(status="ending") for row in rows]
         if rows == told and now < due:
             continue
         told, due = rows, now + _ANNOUNCE_SECONDS  # what changed is announced at once

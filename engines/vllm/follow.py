@@ -40,6 +40,7 @@ from engines.vllm.launch import check_build, make_plug_in, serve_command, serve_
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import num_servers, sized
 from runtime.engine_key import engine_key
+from runtime.listening import replica_number
 from runtime.settings import load_section, load_settings
 from weights.files import write_durably
 
@@ -55,7 +56,10 @@ def main(home: Path, stop: threading.Event) -> None:
         raise InvalidSettings(f"[vllm] python: {own.python} is no interpreter; `make vllm` makes .vllm/bin/python")
     if own.python is not None and not own.urls:
         check_build(own.python, settings.device)
-    rank, host = adapter_rank(home), Host.of(settings, "vllm", own.weights)
+    number = replica_number()
+    if number > 1:  # each replica has a card, and servers of its own
+        own = own.model_copy(update={"name": f"{own.name}-{number}"})
+    rank, host = adapter_rank(home), Host.of(settings, "vllm" if number == 1 else f"vllm-{number}", own.weights)
     followers: list[ServerFollower[Any]]
     if rank is None:
         followers = [_slot_follower(host, own, number) for number in range(len(own.slots))]

@@ -53,6 +53,11 @@ def memory_for(
         raise InvalidSettings(
             f"nvidia-smi does not tell how much memory {settings.device} has: set [vllm] memory, the share of it for each server"
         )
+    if (read_home_settings(settings.home) or {}).get("gpu", {}).get("pool"):  # the trainer has cards of its own
+        spare = max(_SPARE_BYTES, math.ceil(_SPARE * card))
+        return None, math.floor(
+            1000 * (card - spare) / card / num_servers(own, (training.get("adapter") or {}).get("rank", 0))
+        ) / 1000
     return share_of(read_shape(Path(settings.base)), training, own, card, settings.device)
 
 

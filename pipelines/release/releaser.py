@@ -31,7 +31,7 @@ from pipelines.release.rules import ANCHOR, TRAIN, Decision, GatedTask
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.train.standing import TrainSlots, version_of
 from runtime.database import Database
-from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
+from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
 from runtime.operations import step_done
 from runtime.replicas import Bell
 
@@ -63,9 +63,13 @@ class Releaser:
         self._ask_train_at: dict[int, float] = {}
         """By version on the train that could not be asked: when it is asked again."""
         self._since: float | None = None
+        self._live_since: float | None = None
         # Computed at each scrape, so that the age rises even while a look hangs.
         CANDIDATE_AGE_SECONDS.set_function(
             lambda: max(0.0, self.clock() - self._since) if self._since is not None else 0.0
+        )
+        LIVE_AGE_SECONDS.set_function(
+            lambda: max(0.0, self.clock() - self._live_since) if self._live_since is not None else 0.0
         )
 
     def run(self, stop: threading.Event) -> None:
@@ -82,7 +86,8 @@ class Releaser:
         """Judge the live version if it has no verdict, else the candidate; False if there is nothing to judge."""
         with self.database.snapshot() as connection:
             arms = assignments.read(connection, self.policy)
-            self._since = repository.candidate_since(connection, self.policy)
+            self._since = repository.assigned_since(connection, self.policy, CANDIDATE)
+            self._live_since = repository.assigned_since(connection, self.policy, LIVE)
             revoked = revocations.read(connection, self.policy)
             live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
             if live is None or live.version is None:

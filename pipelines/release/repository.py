@@ -41,12 +41,10 @@ def is_judged(connection: Connection, policy: str, sentinels_hash: str, version:
     return details is not None and details.get("sentinels") == sentinels_hash
 
 
-def candidate_since(connection: Connection, policy: str) -> float | None:
-    """When the waiting candidate was offered, UTC epoch seconds; None if there is no candidate."""
+def assigned_since(connection: Connection, policy: str, arm: str) -> float | None:
+    """Since when an arm has had its version, UTC epoch seconds; None if it is empty."""
     columns = assignment.c
-    statement = select(columns.at).where(
-        columns.policy == policy, columns.arm == CANDIDATE, columns.version.is_not(None)
-    )
+    statement = select(columns.at).where(columns.policy == policy, columns.arm == arm, columns.version.is_not(None))
     return connection.execute(statement).scalar_one_or_none()
 
 

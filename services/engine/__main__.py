@@ -18,7 +18,7 @@ from policy.load import load_model
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.engine_rows import EngineRows
-from runtime.listening import listening_socket, replica_number
+from runtime.listening import listening_socket, replica_number, told_to_drain
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_WORK_SECONDS, Operations, WeightStoreMetrics
 from runtime.settings import Settings, load_section, load_settings
@@ -58,6 +58,7 @@ def main(home: Path) -> None:
     is_far = own.weights or settings.weights_url
     copy = LocalCopy(copied, store, policy, settings.run) if is_far else None
     server: uvicorn.Server | None = None
+    draining = told_to_drain()
     listening = listening_socket(settings.engine_host, settings.engine_port)
     name, url = address_of(settings, own, listening)
     base = fingerprint(settings.base)
@@ -85,7 +86,7 @@ def main(home: Path) -> None:
     follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end)
 
     def row() -> EngineReplica:
-        is_ending = server is not None and server.should_exit
+        is_ending = draining.is_set() or (server is not None and server.should_exit)
         described = describe(engine, name=name, url=url, region=settings.region, is_ending=is_ending)
         return described._replace(run=settings.run, base=base, problems=problems_of(follower))
 

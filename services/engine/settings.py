@@ -30,8 +30,7 @@ class EngineSettings(Section):
     cache_tokens: int = Field(default=16_384, ge=256)
     """Key-value cache of one arm, in tokens. On CPU its mask takes another 4 * max_batch_tokens * cache_tokens bytes."""
     prefix_cache_bytes: int = Field(default=2**28, ge=0)
-    """Memory of one arm for keys and values of prompts and answers that ended, beside `cache_tokens`: a prompt that begins like one
-    of them starts from there. What was used longest ago goes first; 0 keeps nothing."""
+    """Memory of one arm for keys and values of what ended, beside `cache_tokens`: a prompt that begins alike starts there. 0: none."""
     max_in_flight: int = Field(default=256, ge=1)
     """Requests per step; more wait their turn."""
     max_open_requests: int = Field(default=512, ge=1)
@@ -39,12 +38,11 @@ class EngineSettings(Section):
     max_open_tokens: int | None = Field(default=None, ge=1)
     """The same limit in tokens of prompts plus longest possible answers. Without it four times `cache_tokens`."""
     grammar_seconds: float = Field(default=5.0, gt=0)
-    """The longest time that the schema or grammar of a request may take to compile; a longer one is refused."""
+    """Longest time that a schema or grammar may take to compile."""
     grammar_workers: int = Field(default=2, ge=1)
-    """Processes that try new schemas and grammars. A tenant has at most one of them at a time, so with two one is free for others."""
+    """Processes that try new schemas and grammars; a tenant has at most one at a time."""
     grammar_seconds_per_minute: float = Field(default=20.0, gt=0)
-    """Seconds of a worker that one tenant's new schemas and grammars may take within a minute; then its next new one gets 429 and
-    `Retry-After`. Those that are kept always work."""
+    """Seconds of a worker that one tenant's new schemas and grammars may take per minute; the next new one gets 429."""
 
     @field_validator("slots")
     @classmethod

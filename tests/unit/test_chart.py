@@ -344,10 +344,24 @@ def test_the_lag_of_no_more_pods_than_partitions_is_scaled(manifests: list[dict[
     partitions = tomllib.loads(shared)["millrace"]["partitions"]
     for scaled in of_kind(manifests, "ScaledObject"):
         spec, process = scaled["spec"], scaled["metadata"]["labels"]["app.kubernetes.io/component"]
+        if process == "engine":
+            continue
         assert process in {"episodes", "rewards"}
         assert spec["minReplicaCount"] <= spec["maxReplicaCount"] == partitions
         [trigger] = spec["triggers"]
         assert f'millrace_lag_records{{group="{process}"' in trigger["metadata"]["query"]
+
+
+def test_engines_are_scaled_by_what_users_ask_for(manifests: list[dict[str, Any]]) -> None:
+    sets = {manifest["metadata"]["name"]: manifest["spec"] for manifest in of_kind(manifests, "StatefulSet")}
+    scaled = [m for m in of_kind(manifests, "ScaledObject") if m["spec"]["scaleTargetRef"].get("kind") == "StatefulSet"]
+    for name, spec in ((m["metadata"]["name"], m["spec"]) for m in scaled):
+        assert spec["scaleTargetRef"]["name"] == name
+        assert "replicas" not in sets[name], "two would set it"
+        assert spec["minReplicaCount"] <= spec["maxReplicaCount"]
+        assert 'millrace_requests_in_flight{service="inference"' in spec["triggers"][0]["metadata"]["query"]
+    without = [name for name, spec in sets.items() if "replicas" not in spec and "inference" not in name]
+    assert without == [manifest["metadata"]["name"] for manifest in scaled]
 
 
 @pytest.mark.parametrize(

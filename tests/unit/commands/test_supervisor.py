@@ -5,13 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from commands.home import claimed
-from commands.supervisor import Child, Supervisor
+from commands.supervisor import WRONG_SETTINGS, Child, GivenChild, Supervisor
 from contracts.errors import InvalidSettings
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -106,3 +107,51 @@ def test_prometheus_is_told_of_a_child_that_never_lives(tmp_path: Path) -> None:
     supervisor.stop()
     with pytest.raises(httpx.ConnectError):
         httpx.get(own)
+
+
+ON_A_CARD = """
+import os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: print("drains", flush=True))
+status = int(os.environ["STATUS"])
+if status:
+    sys.exit(status)
+print(*sys.argv[1:], os.environ["CARD"], flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def looked(supervisor: Supervisor, until: Callable[[], bool]) -> None:
+    stop = threading.Event()
+    deadline = time.monotonic() + 10.0
+    supervisor.tend(lambda: stop.set() if until() or time.monotonic() > deadline else None)
+    supervisor.watch(stop)
+    assert until()
+
+
+def test_a_child_comes_and_goes_while_others_run(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, {}, lambda _: None, program=(sys.executable, "-S", "-c", ON_A_CARD))
+    said = supervisor.log_path("engine-2").read_text
+    supervisor.add("engine-2", GivenChild(("--more",), {"CARD": "card 3", "STATUS": "0"}, ()))
+    looked(supervisor, lambda: "card 3" in said())
+    assert said() == f"engine --home {tmp_path} --supervised --more card 3\n"
+    assert "engine" in (tmp_path / "targets.json").read_text()
+    supervisor.drain("engine-2")
+    looked(supervisor, lambda: "drains" in said())
+
+    supervisor.children["engine-2"].process.kill()
+    looked(supervisor, lambda: said().count("card 3") == 2)  # it dies, and is started again with the same
+
+    supervisor.end("engine-2")
+    looked(supervisor, lambda: supervisor.is_gone("engine-2"))
+    assert (supervisor.is_ready("engine-2"), supervisor.is_idle("engine-2")) == (False, False)
+    assert json.loads((tmp_path / "targets.json").read_text()) == []
+
+
+def test_a_child_on_a_card_that_refuses_its_settings_ends_nobody_else(tmp_path: Path) -> None:
+    """Others answer users. Its keeper gives the card up."""
+    supervisor = Supervisor(tmp_path, {}, lambda _: None, program=(sys.executable, "-S", "-c", ON_A_CARD))
+    supervisor.add("engine-2", GivenChild((), {"CARD": "1", "STATUS": str(WRONG_SETTINGS)}, ()))
+    looked(supervisor, lambda: supervisor.children["engine-2"].ends == [WRONG_SETTINGS])
+    supervisor.end("engine-2")
+    looked(supervisor, lambda: supervisor.is_gone("engine-2"))

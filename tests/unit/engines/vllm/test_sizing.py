@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from contracts.errors import InvalidSettings
 from contracts.memory.shapes import shape_of
 from contracts.memory.training import CARD_BYTES, GB, memory_of, passes_of, ways_of
+from engines.card_users import GpuSettings
 from engines.cards import environment_on
 from engines.vllm.follow import main
 from engines.vllm.launch import check_policy, serve_command
@@ -45,6 +47,20 @@ def test_more_servers_get_less_each_and_a_card_too_small_is_refused_with_what_fi
     with pytest.raises(InvalidSettings, match=says):
         share_of(BILLION, {}, three, 24 * GB, "cuda")
     assert share_of(BILLION, LORA, three, 24 * GB, "cuda")[1] > 0
+
+
+@pytest.mark.parametrize(("training", "num"), [({}, 2), (LORA, 1)])
+def test_in_a_pool_no_trainer_is_on_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: dict[str, object], num: int
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 80000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=(tmp_path / "t.toml",), device="cuda")
+    write_settings(settings, {"gpu": GpuSettings(pool=(0, 1))})
+    way, memory = memory_for(settings, SERVERS, training)
+    assert way is None
+    assert memory == pytest.approx(0.97 / num, abs=0.002)
 
 
 @pytest.mark.parametrize("billions", [1, 3.5])

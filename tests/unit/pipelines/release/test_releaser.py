@@ -322,6 +322,21 @@ def test_the_age_of_a_candidate_rises_until_it_is_judged(world: GateWorld) -> No
     assert age() == 0.0
 
 
+def test_the_age_of_live_begins_anew_with_each_version(world: GateWorld) -> None:
+    def age_at(version: int, seconds: float) -> float | None:
+        world.point(LIVE, version)
+        with world.database.snapshot() as connection:
+            row = connection.exec_driver_sql("select at from assignment where arm = 'live'").one()
+        world.now = row.at + seconds
+        world.releaser.look(STOP)
+        return REGISTRY.get_sample_value("millrace_live_age_seconds")
+
+    world.begin(70)
+    world.right[1] = 90
+    assert age_at(0, 500.0) == pytest.approx(500.0)
+    assert age_at(1, 3.0) == pytest.approx(3.0)
+
+
 def test_while_the_arms_are_held_nothing_is_judged_and_no_alarm_counts_the_wait(world: GateWorld) -> None:
     def figures() -> tuple[float, ...]:
         names = ("millrace_candidate_age_seconds", "millrace_live_version")

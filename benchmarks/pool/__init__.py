@@ -1,0 +1,1 @@
+"""A pool of cards: a day simulated, and processes that stand for cards killed."""

@@ -1,0 +1,213 @@
+"""Moves cards between the engine replicas and the trainer of one home.
+
+    figures ─▶ trend ─▶ decide() ─▶ written down ─▶ drained ─▶ ended ─▶ started anew ─▶ written down
+
+In: what the processes say, every few seconds. Out: children that start and end, `cards.json`. Waits for: requests in flight, a checkpoint, an
+engine that loads; never longer than a bound, and never inside `step`, so the supervisor goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from commands.cards.demand import HomeFigures
+from commands.cards.policy import CardUse, Demand, NextMove, decide
+from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
+from commands.cards.trend import DemandTrend
+from commands.supervisor import GivenChild
+from engines.card_users import GpuSettings
+from engines.cards import VISIBLE, card_of
+
+TRAINING: Final = "training"
+LOOK_SECONDS = 5.0
+_WRITE_SECONDS = 30.0
+"""How often the last decision is written for `millrace gpus`."""
+_SEEN_SECONDS, _DRAIN_SECONDS = 1.5, 12.0
+"""After the first, inference has seen that a replica takes no more; ten seconds later it has taken what is in flight to another one."""
+
+
+class Children(Protocol):
+    """The processes of a home, by name. A child that dies is started again until it is ended."""
+
+    def add(self, name: str, given: GivenChild) -> None:
+        """Start one."""
+
+    def drain(self, name: str) -> None:
+        """Tell it to take no new work."""
+
+    def is_idle(self, name: str) -> bool:
+        """True if it says that it works on nothing."""
+
+    def end(self, name: str) -> None:
+        """Ask it to end, for good."""
+
+    def is_gone(self, name: str) -> bool:
+        """True if it has ended, or never was."""
+
+    def is_ready(self, name: str) -> bool:
+        """True if it says that it does its work."""
+
+
+class CardKeeper:
+    """See the module. Belongs to one thread.
+
+    Args:
+        home: its folder.
+        settings: the section [gpu], with a pool.
+        engine: name of the process that is an engine replica.
+        device: of the home, `cpu` or `cuda`.
+        locks: by card, the descriptor that its processes inherit.
+        children: starts and ends them.
+        measure: reads what the processes say.
+        health: what is wrong with a card; empty: nothing.
+        patience: seconds until an engine that was started is given up.
+        report: called with each line for the operator.
+        clock: UTC epoch seconds.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        settings: GpuSettings,
+        engine: str,
+        device: str,
+        *,
+        locks: Mapping[int, int],
+        children: Children,
+        measure: Callable[[], HomeFigures],
+        health: Callable[[int], str],
+        patience: float,
+        report: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._home, self._settings, self._engine, self._device = home, settings, engine, device
+        self._locks, self._children, self._measure, self._health = locks, children, measure, health
+        self._patience, self._report, self._clock = patience, report, clock
+        self._trend, self._backlog = DemandTrend(), 1
+        self._going: Iterator[None] | None = None
+        self._look_at = self._write_at = 0.0
+        self.record = PoolRecord(cards=())
+
+    def start(self) -> None:
+        """Start every replica and the trainer as `cards.json` says. Raises InvalidSettings: it is damaged; Unavailable: as `write_record`."""
+        self._write(started(read_record(self._home), self._settings.pool, self._settings.floor, self._clock()))
+        for card in self.record.of("users"):
+            self._start_engine(card)
+        self._start_trainer()
+
+    def step(self) -> None:
+        """Go on with a move, or look whether one is due."""
+        if self._going is not None:
+            if next(self._going, self) is self:  # it ended
+                self._going = None
+            return
+        now = self._clock()
+        if now < self._look_at <= now + LOOK_SECONDS:
+            return
+        self._look_at = now + LOOK_SECONDS
+        self._note(now)
+        demand = self._trend.demand
+        found = (
+            NextMove("too early to tell: five minutes are measured first")
+            if demand is None
+            else self._decide(demand, now)
+        )
+        if found.card is not None and (problem := self._health(found.card)):
+            found = NextMove(f"card {found.card} failed its check: {problem}", found.card, "nobody")
+        if found.why != self.record.next and (found.card is not None or now >= self._write_at):
+            self._write_at = now + _WRITE_SECONDS
+            self._write(msgspec.structs.replace(self.record, next=found.why))
+        if found.card is not None:
+            self._begin(found.card, found.to, found.why, now)
+
+    def uses(self) -> dict[int, CardUse]:
+        """What each card works for now: a replica that does not serve works for nobody."""
+        return {
+            item.card: "nobody"
+            if item.use == "users" and not self._children.is_ready(self.child_of(item.card))
+            else item.use
+            for item in self.record.cards
+        }
+
+    def child_of(self, card: int) -> str:
+        """The name of the engine replica on a card."""
+        number = self._settings.pool.index(card) + 1
+        return self._engine if number == 1 else f"{self._engine}-{number}"
+
+    def _decide(self, demand: Demand, now: float) -> NextMove:
+        moved = {"moved_at": min(self.record.moved_at, now), "move_seconds": self.record.move_seconds}
+        return decide(self.uses(), demand, now, floor=self._settings.floor, **moved)
+
+    def _note(self, now: float) -> None:
+        found = self._measure()
+        if found.in_flight is None:
+            return  # inference starts: this says nothing of users
+        if found.backlog is not None:
+            self._backlog = int(found.backlog)
+        elif not self.record.of(TRAINING):
+            self._backlog = max(1, self._backlog)  # nobody counts them
+        self._trend.note(now, found.in_flight / self._settings.requests_per_card, self._backlog, found.live_age or 0.0)
+
+    def _begin(self, card: int, to: CardUse, why: str, now: float) -> None:
+        self._report(f"card {card} goes to {to}: {why}")
+        self._write(msgspec.structs.replace(self.record, move=MoveRecord(card=card, to=to, why=why, begun_at=now)))
+        was = next(item.use for item in self.record.cards if item.card == card)
+        self._going = self._move(card, was, to)
+
+    def _move(self, card: int, was: CardUse, to: CardUse) -> Iterator[None]:
+        name = self.child_of(card)
+        if was == "users":
+            self._children.drain(name)
+            yield from self._until(lambda: self._children.is_gone(name), _SEEN_SECONDS)
+            yield from self._until(lambda: self._children.is_idle(name), _DRAIN_SECONDS)
+            yield from self._ended(name)
+        if TRAINING in {was, to}:
+            yield from self._ended(TRAINING)
+        trains = [*(other for other in self.record.of(TRAINING) if other != card), *([card] if to == TRAINING else [])]
+        self._start_trainer(trains)
+        if to == "users":
+            self._start_engine(card)
+            yield from self._until(lambda: self._children.is_ready(name), self._patience)
+            if not self._children.is_ready(name):
+                yield from self._ended(name)
+                self._fail(card, f"no engine became ready on it within {self._patience:.0f} s")
+                return
+        self._write(self.record.ended(self._clock()))
+
+    def _fail(self, card: int, why: str) -> None:
+        self._report(f"card {card} works for nobody from now on: {why}; look at it, and start Millrace again")
+        now = self._clock()
+        self._write(self.record.ended(now).with_card(card, "nobody", now, why))
+
+    def _ended(self, name: str) -> Iterator[None]:
+        if not self._children.is_gone(name):
+            self._children.end(name)
+        while not self._children.is_gone(name):
+            yield
+
+    def _until(self, is_done: Callable[[], bool], seconds: float) -> Iterator[None]:
+        began = self._clock()
+        while not is_done() and abs(self._clock() - began) < seconds:
+            yield
+
+    def _start_engine(self, card: int) -> None:
+        self._children.add(self.child_of(card), self._given((), [card]))
+
+    def _start_trainer(self, cards: list[int] | None = None) -> None:
+        """On these cards, by default those that it has; nothing without one, or if it runs."""
+        cards = sorted(self.record.of(TRAINING) if cards is None else cards)
+        if cards and self._children.is_gone(TRAINING):
+            self._children.add(TRAINING, self._given(("--processes", str(len(cards))) if len(cards) > 1 else (), cards))
+
+    def _given(self, arguments: tuple[str, ...], cards: list[int]) -> GivenChild:
+        names = [card_of(f"{self._device}:{card}") if self._device != "cpu" else str(card) for card in cards]
+        return GivenChild(arguments, {VISIBLE: ",".join(names)}, tuple(self._locks[card] for card in cards))
+
+    def _write(self, record: PoolRecord) -> None:
+        write_record(self._home, record)
+        self.record = record
