@@ -103,6 +103,20 @@ def find_changes(
 
 
 @compiled
+def sum_runs(contexts: Words, shift: Any, mask: Any, hazards: Words) -> Any:
+    """The time of every 16 weights, uint64; the last item stands for those that are left, and is longer than any gap."""
+    whole = np.uint64(contexts.size) // _RUN
+    runs = np.empty(whole + _ONE, np.uint64)
+    for number in range(whole):
+        run, first = np.uint32(0), np.uint64(number) * _RUN
+        for offset in range(_RUN):  # a fixed number, so that the compiler vectorises it
+            run += hazards[np.uint64(contexts[first + offset] >> shift & mask)]
+        runs[np.uint64(number)] = np.uint64(run)
+    runs[whole] = np.uint64(1 << 63)
+    return runs
+
+
+@compiled
 def find_contexts(old: Words, states: Bytes, shift: Any, mask: Any, contexts: Words) -> None:
     """The context of every weight, its class << CLASS_BITS | its state; uint16."""
     for place in range(old.size):
