@@ -136,7 +136,10 @@ class Encoder:
             block = slice(origin, origin + BLOCK)
             old, here, states = known.old[block], new[block], known.states[block]
             contexts = _block_contexts(known, origin, factors, model)
-            room = self._free_room.pop() if self._free_room else _Room.empty()
+            try:
+                room = self._free_room.pop()
+            except IndexError:  # every other thread is using its own
+                room = _Room.empty()
             count = kernels.find_changes(old, here, _eights(old), _eights(here), *contexts, hazards, *room)
             places, gaps, moved_down = room.places[:count].copy(), room.gaps[:count].copy(), np.empty(count, np.uint8)
             self._free_room.append(room)
