@@ -72,6 +72,8 @@ class Encoded(NamedTuple):
     full_bytes: int
     moves: dict[str, Moves]
     """The argument of `History.advance`."""
+    leaves: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    """The argument of `root_of_leaves`, in the order of names."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -129,7 +131,7 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
     ways, models = encoder.choose(comparisons)
     same = base is not None and layout == layout_of(base)
     header = Header(None if same else layout, models, tuple(way.head for way in ways))
-    leaves = [(*entry, comparison.digest) for entry, comparison in zip(layout, comparisons, strict=True)]
+    leaves = tuple((*entry, comparison.digest) for entry, comparison in zip(layout, comparisons, strict=True))
     return Encoded(
         join_payload(header, [way.content for way in ways]),
         root_of_leaves(leaves),
@@ -137,6 +139,7 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
         encoder.num_weights,
         sum(encoder.sizes),
         {entry[0]: way.moves for entry, way in zip(layout, ways, strict=True) if way.moves is not None},
+        leaves,
     )
 
 

@@ -25,14 +25,15 @@ import msgspec
 
 from contracts.errors import Conflict, NotFound, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
-from weights.codec.delta import apply_staged, stage
+from weights.codec.delta import apply_staged
 from weights.codec.history import History
 from weights.files import full_disk_named
 from weights.mapped import map_safetensors
 from weights.reader import advance_history
 from weights.replica.fetch import ChunkFolder, ChunkSource
 from weights.replica.slots import OpenSlot, Slot, Slots
-from weights.tensors import Tensors, write_safetensors
+from weights.staging import layout_in_parts, stage_edge, write_parts
+from weights.tensors import Tensors, allocate_safetensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
 from weights.versions.route import EdgeGone, follow_route
@@ -250,15 +251,22 @@ class Replica:
                 shutil.copyfile(self._slots.model_of(base), path)
             self._fault("slot: base copied")
             mapped = map_safetensors(path, writable=True)
+        elif (layout := layout_in_parts(edges[0])) is not None:
+            allocate_safetensors(path, layout)
+            mapped = map_safetensors(path, writable=True)
         tensors, root = dict(mapped), base.root if base else None
         for manifest in edges:
-            known = {} if manifest.base_version is None else tensors
-            staged = stage(known, manifest, self._chunks.payload(manifest), history, base_root=root)
-            self._fault("stage: verified")
-            apply_staged(known, staged)
+            if layout_in_parts(manifest) == {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}:
+                moves = write_parts(tensors, manifest, self._chunks.payload, history, base_root=root)
+            else:
+                tensors = {} if manifest.base_version is None else tensors
+                staged = stage_edge(tensors, manifest, self._chunks.payload, history, base_root=root)
+                self._fault("stage: verified")
+                apply_staged(tensors, staged)
+                moves = staged.moves
             self._fault("stage: applied")
-            tensors, root = known, staged.target_root
-            advance_history(history, manifest, staged.moves)
+            root = manifest.target_root
+            advance_history(history, manifest, moves)
         if mapped.keys() != tensors.keys() or any(tensors[name].data is not mapped[name].data for name in mapped):
             write_safetensors(path, tensors)
             return

@@ -20,10 +20,11 @@ import msgspec
 
 from contracts.errors import NotFound, WeightsRefused
 from contracts.faults import FaultPoint
+from weights.blocks import root_as
 from weights.codec.history import History
 from weights.files import make_folder_durably, read_small, write_durably
 from weights.mapped import map_safetensors
-from weights.tensors import SINGLE_FILE, Tensors, root_of
+from weights.tensors import SINGLE_FILE, Tensors
 from weights.versions.manifest import NO_HISTORY
 
 SCHEMA = 1
@@ -97,7 +98,7 @@ class Slots:
         place = self._place(held)
         try:
             tensors = map_safetensors(self.model_of(held))
-            reason = None if (root := root_of(tensors)) == held.root else f"its tensors add up to {root}"
+            reason = None if (root := root_as(tensors, held.root)) == held.root else f"its tensors add up to {root}"
         except (NotFound, WeightsRefused) as error:
             reason = error.message
         if reason is not None:
