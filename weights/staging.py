@@ -57,11 +57,11 @@ def stage_parts(
     history: History | None,
     *,
     base_root: str | None,
-    use: Callable[[Tensors, Staged], Staged] = lambda _, staged: staged,
+    use: Callable[[Staged], Staged] = lambda staged: staged,
 ) -> list[Staged]:
     """Every part of an edge, on as many cores as there are. `blocks`: of the base, whose root is `base_root`.
 
-    `use` gets the blocks and the changes of a part once it is verified; what it returns is kept. Raises as `weights.codec.delta.stage`.
+    `use` gets the changes of a part once it is verified; what it returns is kept. Raises as `weights.codec.delta.stage`.
     """
     turn = threading.Lock()  # whoever fetches uses all connections, and two parts may have a chunk in common
 
@@ -71,7 +71,7 @@ def stage_parts(
         known = None if manifest.base_root is None else held
         with turn:
             payload = payload_of(edge)
-        return use(held, stage(known, edge, payload, history, base_root=base_root))
+        return use(stage(known, edge, payload, history, base_root=base_root))
 
     edges = edges_of_parts(manifest)
     return each(one, edges, [manifest.full_bytes // len(edges)] * len(edges))
@@ -85,19 +85,20 @@ def layout_in_parts(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]
 
 
 def write_parts(
-    tensors: Tensors, manifest: Manifest, payload_of: PayloadOf, history: History, *, base_root: str | None
+    copy: Tensors, base: Tensors, manifest: Manifest, payload_of: PayloadOf, history: History, *, base_root: str | None
 ) -> dict[str, Moves]:
-    """Make `tensors` the target in place, a part at a time on each core; returns the moves. They have its layout and memory already.
+    """Make a copy of `base` the target in place, a part at a time on each core; returns the moves. It has the target's layout already.
 
     Each part is verified before its tensors change. Raises as `stage_edge`: then other parts may have changed.
     """
+    blocks = blocks_of(copy)
 
-    def write(blocks: Tensors, staged: Staged) -> Staged:
+    def write(staged: Staged) -> Staged:
         for name, change in staged.changes.items():
             words_of(blocks[name])[... if change.places is None else change.places] = change.words
         return staged._replace(changes={})
 
-    staged = stage_parts(blocks_of(tensors), manifest, payload_of, history, base_root=base_root, use=write)
+    staged = stage_parts(blocks_of(base), manifest, payload_of, history, base_root=base_root, use=write)
     return {name: moves for part in staged for name, moves in part.moves.items()}
 
 

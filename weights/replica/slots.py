@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,8 +90,8 @@ class Slots:
         ordered = [name for name in first if name in names] + [name for name in names if name not in first]
         return [held for name in ordered if (held := self._label(name)) is not None]
 
-    def open(self, held: Slot) -> OpenSlot:
-        """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
+    def open(self, held: Slot, history: History | None = None) -> OpenSlot:
+        """The tensors of a slot, memory-mapped and read-only, and its history, both verified. `history`: what was just written.
 
         Raises WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
         `history_damaged`: the slot stays, and from now on its history is unknown.
@@ -104,7 +105,7 @@ class Slots:
         if reason is not None:
             self.drop(held)
             raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
-        return OpenSlot(tensors, self._history(held))
+        return OpenSlot(tensors, self._history(held) if history is None else history)
 
     def _history(self, held: Slot) -> History:
         if held.history == NO_HISTORY:
@@ -149,12 +150,13 @@ class Slots:
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
-    def finish(self, held: Slot, history: History, manifest: bytes) -> None:
-        """Complete a slot whose model is durable."""
+    def finish(self, held: Slot, history: History, manifest: bytes, is_durable: Callable[[], None]) -> None:
+        """Complete a slot. `is_durable` returns once its model is."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
             write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
         self.keep_manifest(held, manifest)
+        is_durable()
         self._fault("slot: before held.json")
         self._write_label(held)
         self._fault("slot: whole")
