@@ -16,6 +16,7 @@ from weights.blocks import Whole, blocks_of, root_as, wholes_of
 from weights.codec.delta import Staged, TensorChange, stage
 from weights.codec.history import History, Moves
 from weights.codec.kernels import Words
+from weights.codec.sparse import LINE_BYTES
 from weights.cores import each
 from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, words_of
 from weights.versions.manifest import Manifest, edges_of_parts
@@ -94,12 +95,26 @@ def write_parts(
     blocks = blocks_of(copy)
 
     def write(staged: Staged) -> Staged:
-        for name, change in staged.changes.items():
-            words_of(blocks[name])[... if change.places is None else change.places] = change.words
+        overwrite(blocks, staged)
         return staged._replace(changes={})
 
     staged = stage_parts(blocks_of(base), manifest, payload_of, history, base_root=base_root, use=write)
     return {name: moves for part in staged for name, moves in part.moves.items()}
+
+
+def overwrite(copy: Mapping[str, Tensor], staged: Staged) -> bool:
+    """Write the changes into the memory of a copy of the base; False, and nothing is written: the target has another layout."""
+    if staged.removed or any(
+        name not in copy or copy[name][:2] != (change.dtype, change.shape) for name, change in staged.changes.items()
+    ):
+        return False
+
+    def write(name: str) -> None:
+        change = staged.changes[name]
+        words_of(copy[name])[... if change.places is None else change.places] = change.words
+
+    each(write, [*staged.changes], [change.words.size * LINE_BYTES for change in staged.changes.values()])
+    return True
 
 
 def _joined(

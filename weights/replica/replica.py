@@ -33,7 +33,7 @@ from weights.mapped import map_safetensors
 from weights.reader import advance_history
 from weights.replica.fetch import ChunkFolder, ChunkSource
 from weights.replica.slots import OpenSlot, Slot, Slots
-from weights.staging import layout_in_parts, stage_edge, write_parts
+from weights.staging import layout_in_parts, overwrite, stage_edge, write_parts
 from weights.tensors import Tensors, allocate_safetensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
@@ -273,7 +273,8 @@ class Replica:
                 tensors = {} if manifest.base_version is None else tensors
                 staged = stage_edge(known, manifest, self._chunks.payload, history, base_root=root)
                 self._fault("stage: verified")
-                apply_staged(tensors, staged)
+                if not overwrite(tensors, staged):
+                    apply_staged(tensors, staged)
                 moves = staged.moves
             self._fault("stage: applied")
             known, root = tensors, manifest.target_root
