@@ -16,12 +16,13 @@ from weights.codec.kernels import (
     BUCKET_BITS,
     CLASS_BITS,
     FRESH,
-    LEVEL_BITS,
     LIMIT,
     NUM_BUCKETS,
     NUM_CLASSES,
+    NUM_DIRECTIONS,
     NUM_PLAIN_TOKENS,
     NUM_STATES,
+    NUM_TOKENS,
     SCALE_BITS,
     TABLE_BITS,
     Bytes,
@@ -37,7 +38,9 @@ _ONE = np.uint64(1)
 _RUN = np.uint64(16)
 _SCALE_MASK = np.uint64((1 << SCALE_BITS) - 1)
 _STATE_MASK = NUM_STATES - 1
-_CLASS_MASK = NUM_CLASSES - 1
+_CLASS_MASK = np.uint64(NUM_CLASSES - 1)
+_ROW = np.uint64(NUM_TOKENS + 1)
+_LAST_FACTOR, _NO_FACTOR = 15, 16
 _STATE_WORDS = 2
 
 
@@ -65,35 +68,29 @@ def level_of(row_code: Any, column_code: Any) -> Any:
 
 
 @compiled
-def add_levels(contexts: Words, first: int, row_codes: Bytes, column_codes: Bytes, levelled: Words) -> None:
-    """Write the contexts of neighbours, from weight `first` on, with their levels in the upper bits, uint32, into `levelled`."""
+def add_levels(
+    contexts: Words, first: int, row_codes: Bytes, column_codes: Bytes, level_bits: Any, levelled: Words
+) -> None:
+    """Write the contexts of neighbours, from weight `first` on, with their levels above `level_bits`, uint32, into `levelled`."""
     columns, place = column_codes.size, 0
     row, column = divmod(first, columns)
     while place < contexts.size:
         code, end = row_codes[row], min(place + columns - column, contexts.size)
         for at in range(place, end):
             level = np.uint32(level_of(code, column_codes[column + at - place]))
-            levelled[at] = level << np.uint32(LEVEL_BITS) | np.uint32(contexts[at])
+            levelled[at] = level << level_bits | np.uint32(contexts[at])
         place, row, column = end, row + 1, 0
 
 
 @compiled
-def add_levels_at(contexts: Words, places: Words, row_codes: Bytes, column_codes: Bytes, levelled: Words) -> None:
-    """As `add_levels`, for the weights at these places."""
-    for index in range(contexts.size):
-        row, column = divmod(np.int64(places[index]), column_codes.size)
-        level = np.uint32(level_of(row_codes[row], column_codes[column]))
-        levelled[index] = level << np.uint32(LEVEL_BITS) | np.uint32(contexts[index])
+def direction_of(state: np.uint8, row_code: Any, column_code: Any) -> Any:
+    """The context of a change's direction, and whether it goes down: as the state's last move, else as the factors say.
 
-
-@compiled
-def direction_of(place: Any, state: np.uint8, row_codes: Bytes, column_codes: Bytes) -> Any:
-    """The context of a change's direction, and whether it goes down: as the state's last move, else as the factors say."""
+    Codes above 15: there are no factors.
+    """
     is_down = state >> 7 == 1
-    if column_codes.size == 0:
+    if column_code > _LAST_FACTOR:
         return np.int64(state & _STATE_MASK), is_down
-    row, column = divmod(np.int64(place), column_codes.size)
-    row_code, column_code = row_codes[row], column_codes[column]
     level = np.int64(level_of(row_code, column_code))
     says_down = (row_code ^ column_code) >> 3 == 1
     if state == 0:
@@ -125,88 +122,126 @@ def token_of(size: np.uint64) -> Any:
 
 
 @compiled
-def describe_changes(
-    old: Words,
-    new: Words,
-    states: Bytes,
-    is_float: bool,
-    places: Words,
-    row_codes: Bytes,
-    column_codes: Bytes,
-    directions: Words,
-    moved_down: Bytes,
-    agrees: Bytes,
-    tokens: Bytes,
-    extras: Words,
-    num_extras: Bytes,
-) -> None:
-    """Write per change: the context of its direction, the direction, 1 if it was expected, and its distance as `token_of`."""
-    width = np.uint64(old.itemsize * 8)
-    everything = (_ONE << width) - _ONE
-    half = _ONE << (width - _ONE)
-    for index in range(places.size):
-        place = np.uint64(places[index])
-        before = ordinal(np.uint64(old[place]), width, is_float)
-        distance = (ordinal(np.uint64(new[place]), width, is_float) - before) & everything
-        is_down = distance >= half
-        size = (everything - distance + _ONE) & everything if is_down else distance
-        direction, expected = direction_of(place, states[place], row_codes, column_codes)
-        directions[index] = direction
-        moved_down[index] = is_down
-        agrees[index] = expected == is_down
-        token, bits = token_of(size)
-        tokens[index] = token
-        num_extras[index] = bits
-        extras[index] = (size - _ONE) & ((_ONE << np.uint64(bits)) - _ONE)
-
-
-@compiled
-def cumulative(time: np.uint64, bounds: Words) -> np.uint64:
+def cumulative(time: np.uint64) -> np.uint64:
     """Probability, in units of 2**-SCALE_BITS, that the gap ends before `time` <= LIMIT."""
     bucket = time >> np.uint64(BUCKET_BITS)
     if bucket >= np.uint64(NUM_BUCKETS):
-        return np.uint64(bounds[NUM_BUCKETS])
-    low, high = np.uint64(bounds[bucket]), np.uint64(bounds[bucket + _ONE])
+        return np.uint64(BOUNDS[NUM_BUCKETS])
+    low, high = np.uint64(BOUNDS[bucket]), np.uint64(BOUNDS[bucket + _ONE])
     rest = time & np.uint64((1 << BUCKET_BITS) - 1)
     return low + ((rest * (high - low)) >> np.uint64(BUCKET_BITS))
 
 
 @compiled
+def describe(old: Any, new: Any, width: Any, is_float: bool) -> Any:
+    """(whether a word goes down, how far), in the order of its type."""
+    everything, before = (_ONE << width) - _ONE, ordinal(np.uint64(old), width, is_float)
+    distance = (ordinal(np.uint64(new), width, is_float) - before) & everything
+    is_down = distance >= _ONE << (width - _ONE)
+    return is_down, (everything - distance + _ONE) & everything if is_down else distance
+
+
+@compiled
+def count_changes(
+    old: Words,
+    new: Words,
+    states: Bytes,
+    is_float: bool,
+    row_codes: Bytes,
+    column_codes: Bytes,
+    shift: int,
+    mask: int,
+    stride: int,
+    seen: Words,
+    changed: Words,
+    agreed: Words,
+    used: Words,
+) -> None:
+    """Count one run of 64 weights of every `stride`: per (level, class, state) all weights and those that change, and of these per
+    (agreement, direction) and per (class, token); int64, all flat.
+    """
+    width, columns = np.uint64(old.itemsize * 8), np.uint64(column_codes.size)
+    for start in range(0, old.size, 64 * stride):
+        for number in range(start, min(start + 64, old.size)):
+            place, level = np.uint64(number), np.int64(0)
+            row_code, column_code = _NO_FACTOR, _NO_FACTOR
+            if column_codes.size > 0:
+                row_code, column_code = np.int64(row_codes[place // columns]), np.int64(column_codes[place % columns])
+                level = level_of(row_code, column_code)
+            kind = np.int64(old[place]) >> shift & mask
+            context = (level * NUM_CLASSES + kind) * NUM_STATES + np.int64(states[place] & _STATE_MASK)
+            seen[context] += 1
+            if old[place] != new[place]:
+                is_down, size = describe(old[place], new[place], width, is_float)
+                direction, expected = direction_of(states[place], row_code, column_code)
+                changed[context] += 1
+                agreed[np.int64(expected == is_down) * NUM_DIRECTIONS + direction] += 1
+                used[kind * NUM_TOKENS + token_of(size)[0]] += 1
+
+
+@compiled
+def find_directions(old: Words, new: Words, is_float: bool, places: Words, moved_down: Bytes) -> None:
+    """Whether each of these words goes down."""
+    width = np.uint64(old.itemsize * 8)
+    for index in range(places.size):
+        place = np.uint64(places[index])
+        moved_down[index] = describe(old[place], new[place], width, is_float)[0]
+
+
+@compiled
 def code_block(
-    gaps: Words,
+    old: Words,
+    new: Words,
+    states: Bytes,
+    is_float: bool,
+    row_codes: Bytes,
+    column_codes: Bytes,
     contexts: Words,
-    directions: Words,
-    agrees: Bytes,
-    tokens: Bytes,
-    extras: Words,
-    num_extras: Bytes,
+    shift: Any,
+    mask: Any,
+    class_bits: int,
     hazards: Words,
-    bounds: Words,
     agreement: Words,
     rows: Words,
+    origin: int,
+    places: Words,
+    gaps: Words,
+    moved_down: Bytes,
     out: Words,
 ) -> int:
-    """Code a block's changes, last first, into the end of `out` (three words per change, one per four escapes); how many words."""
+    """Code a block's changes, last first, into the end of `out` (three words per change, one per four escapes); how many words.
+
+    `places` and `gaps` are those of `find_changes`; the other arguments are those of `decode_block`. Fills `moved_down`.
+    """
     state, free = _FIRST, out.size
-    limit = np.uint64(LIMIT)
-    escape_start = np.uint64(bounds[NUM_BUCKETS])
+    width, limit = np.uint64(old.itemsize * 8), np.uint64(LIMIT)
+    first, columns = np.uint64(origin), np.uint64(column_codes.size)
+    escape_start = np.uint64(BOUNDS[NUM_BUCKETS])
     escape_freq = (_ONE << _SCALE) - escape_start
-    for index in range(gaps.size - 1, -1, -1):
-        if num_extras[index]:
-            bits = np.uint64(num_extras[index])
+    for index in range(places.size - 1, -1, -1):
+        place = np.uint64(places[index])
+        is_down, size = describe(old[place], new[place], width, is_float)
+        moved_down[index] = is_down
+        token, num_extras = token_of(size)
+        if num_extras:
+            bits = np.uint64(num_extras)
             if state >= _ONE << (np.uint64(63) - bits):
                 free -= 1
                 out[free] = state & np.uint64(0xFFFFFFFF)
                 state >>= _WORD
-            state = (state << bits) | np.uint64(extras[index])
-        context = np.int64(contexts[index])
-        row = rows[context >> CLASS_BITS & _CLASS_MASK]
-        token = tokens[index]
-        same = np.uint64(agreement[directions[index]])
-        sign_start = np.uint64(0) if agrees[index] else same
-        sign_freq = same if agrees[index] else (_ONE << _TABLE) - same
-        start = (sign_start << _TABLE) + sign_freq * np.uint64(row[token])
-        freq = sign_freq * np.uint64(row[token + 1] - row[token])
+            state = (state << bits) | ((size - _ONE) & ((_ONE << bits) - _ONE))
+        row_code, column_code = _NO_FACTOR, _NO_FACTOR
+        if column_codes.size > 0:
+            row_code = np.int64(row_codes[(first + place) // columns])
+            column_code = np.int64(column_codes[(first + place) % columns])
+        direction, expected = direction_of(states[place], row_code, column_code)
+        context = np.uint64(contexts[place] >> shift & mask)
+        symbol = (context >> np.uint64(class_bits) & _CLASS_MASK) * _ROW + np.uint64(token)
+        same = np.uint64(agreement[direction])
+        sign_start = np.uint64(0) if expected == is_down else same
+        sign_freq = same if expected == is_down else (_ONE << _TABLE) - same
+        start = (sign_start << _TABLE) + sign_freq * np.uint64(rows[symbol])
+        freq = sign_freq * np.uint64(rows[symbol + _ONE] - rows[symbol])
         if state >= freq << np.uint64(63 - SCALE_BITS):
             free -= 1
             out[free] = state & np.uint64(0xFFFFFFFF)
@@ -214,8 +249,8 @@ def code_block(
         state = ((state // freq) << _SCALE) + state % freq + start
         num_escapes = gaps[index] // limit
         gap = gaps[index] - num_escapes * limit
-        start = cumulative(gap, bounds)
-        freq = cumulative(min(gap + np.uint64(hazards[context]), limit), bounds) - start
+        start = cumulative(gap)
+        freq = cumulative(min(gap + np.uint64(hazards[context]), limit)) - start
         if state >= freq << np.uint64(63 - SCALE_BITS):
             free -= 1
             out[free] = state & np.uint64(0xFFFFFFFF)
@@ -233,74 +268,20 @@ def code_block(
 
 
 @compiled
-def refill(state: np.uint64, coded: Words, used: int) -> tuple[np.uint64, int]:
-    """Take the next word when the state runs low. After the last word only count, so that `decode_block` notices."""
-    if state < _FIRST:
-        if used < coded.size:
-            state = state << _WORD | np.uint64(coded[used])
-        used += 1
-    return state, used
+def refill(state: np.uint64, word: Any, used: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Take the next word when the state runs low."""
+    return (state << _WORD | np.uint64(word), used + _ONE) if state < _FIRST else (state, used)
 
 
 @compiled
-def find_time(slot: np.uint64, bounds: Words, finder: Bytes) -> np.uint64:
+def find_time(slot: np.uint64) -> np.uint64:
     """The last time whose `cumulative` is at most `slot`, which is below the escape."""
-    bucket = np.int64(finder[slot >> np.uint64(SCALE_BITS - FINDER_BITS)])
-    while np.uint64(bounds[bucket + 1]) <= slot:
-        bucket += 1
-    low, high = np.uint64(bounds[bucket]), np.uint64(bounds[bucket + 1])
+    bucket = np.uint64(FINDER[slot >> np.uint64(SCALE_BITS - FINDER_BITS)])
+    while np.uint64(BOUNDS[bucket + _ONE]) <= slot:
+        bucket += _ONE
+    low, high = np.uint64(BOUNDS[bucket]), np.uint64(BOUNDS[bucket + _ONE])
     rest = (((slot - low + _ONE) << np.uint64(BUCKET_BITS)) - _ONE) // (high - low)
-    return (np.uint64(bucket) << np.uint64(BUCKET_BITS)) + rest
-
-
-@compiled
-def read_value(state: np.uint64, coded: Words, used: int, same: np.uint64, row: Words) -> Any:
-    """(state, words used, 1 if the change has the expected direction, its distance)."""
-    slot = state & _SCALE_MASK
-    agrees = (slot >> _TABLE) < same
-    sign_start = np.uint64(0) if agrees else same
-    sign_freq = same if agrees else (_ONE << _TABLE) - same
-    share = (slot - (sign_start << _TABLE)) // sign_freq
-    token = 0
-    while np.uint64(row[token + 1]) <= share:
-        token += 1
-    start = (sign_start << _TABLE) + sign_freq * np.uint64(row[token])
-    freq = sign_freq * np.uint64(row[token + 1] - row[token])
-    state, used = refill(freq * (state >> _SCALE) + slot - start, coded, used)
-    if token < NUM_PLAIN_TOKENS:
-        return state, used, agrees, np.uint64(token) + _ONE
-    bits = np.uint64((token - NUM_PLAIN_TOKENS) // 2 + 1)
-    size = ((np.uint64(2 + (token & 1)) << bits) | (state & ((_ONE << bits) - _ONE))) + _ONE
-    state, used = refill(state >> bits, coded, used)
-    return state, used, agrees, size
-
-
-@compiled
-def skip_runs(
-    contexts: Words, hazards: Words, place: np.uint64, end: np.uint64, time: np.uint64, last: np.uint64
-) -> tuple[np.uint64, np.uint64]:
-    """Skip weights, in runs, which the compiler vectorises, while the time after them is at most `last`; the place and its time."""
-    while place + _RUN <= end:
-        run = np.uint32(0)
-        for offset in range(_RUN):
-            run += hazards[np.uint64(contexts[place + np.uint64(offset)])]
-        if time + np.uint64(run) > last:
-            break
-        time += np.uint64(run)
-        place += _RUN
-    return place, time
-
-
-@compiled
-def skip_limit(
-    contexts: Words, hazards: Words, place: np.uint64, end: np.uint64, time: np.uint64
-) -> tuple[np.uint64, np.uint64]:
-    """Skip weights until an escape's time is over; returns the place and the time beyond it."""
-    place, time = skip_runs(contexts, hazards, place, end, time, np.uint64(LIMIT) - _ONE)
-    while time < np.uint64(LIMIT) and place < end:
-        time += np.uint64(hazards[np.uint64(contexts[place])])
-        place += _ONE
-    return place, time - min(time, np.uint64(LIMIT))
+    return (bucket << np.uint64(BUCKET_BITS)) + rest
 
 
 @compiled
@@ -311,9 +292,10 @@ def decode_block(
     row_codes: Bytes,
     column_codes: Bytes,
     contexts: Words,
+    shift: Any,
+    mask: Any,
+    class_bits: int,
     hazards: Words,
-    bounds: Words,
-    finder: Bytes,
     agreement: Words,
     rows: Words,
     origin: int,
@@ -324,52 +306,82 @@ def decode_block(
 ) -> bool:
     """Decode one block: fill `places`, `words` and `moved_down`, one item per change.
 
-    `old`, `states` and `contexts` are the block's own; its first weight is number `origin` of the tensor.
-    `agreement` has, per direction context, the probability that a change has the expected direction, in units of
-    2**-TABLE_BITS; `rows` has, per class, the cumulative frequencies of its tokens; `coded` are the block's words. False: they
-    are not a valid block.
+    `old`, `states` and `contexts` are the block's own; its first weight is number `origin` of the tensor. A weight's hazard is
+    `hazards[context >> shift & mask]`; that index >> `class_bits` ends in its class. `agreement` has, per direction context, the
+    probability that a change has the expected direction, in units of 2**-TABLE_BITS; `rows` has, per class, the cumulative
+    frequencies of its tokens; `coded` are the block's words. False: they are not a valid block.
     """
     width = np.uint64(old.itemsize * 8)
     everything = (_ONE << width) - _ONE
     if coded.size < _STATE_WORDS:
         return False
-    state, used = np.uint64(coded[0]) | np.uint64(coded[1]) << _WORD, _STATE_WORDS
-    limit, last = np.uint64(LIMIT), np.uint64(old.size)
-    escape_start = np.uint64(bounds[NUM_BUCKETS])
+    whole = np.uint64(old.size) // _RUN
+    runs, touched = np.empty(whole + _ONE, np.uint64), np.uint8(0)
+    for number in range(whole):
+        run, first = np.uint32(0), np.uint64(number) * _RUN
+        touched |= states[first]  # in order, so that the memory is not waited for below
+        for offset in range(_RUN):  # a fixed number, so that the compiler vectorises it
+            run += hazards[np.uint64(contexts[first + offset] >> shift & mask)]
+        runs[np.uint64(number)] = np.uint64(run)
+    runs[whole] = (np.uint64(0xFFFFFFFFFFFFFFFF) >> _ONE) - np.uint64(touched)  # no change is sought behind the last run
+    state, used = np.uint64(coded[0]) | np.uint64(coded[1]) << _WORD, np.uint64(_STATE_WORDS)
+    limit, last, end = np.uint64(LIMIT), np.uint64(old.size), np.uint64(coded.size) - _ONE
+    start_of_block, columns = np.uint64(origin), np.uint64(column_codes.size)
+    escape_start = np.uint64(BOUNDS[NUM_BUCKETS])
     escape_freq = (_ONE << _SCALE) - escape_start
-    start_of_block, place = np.uint64(origin), np.uint64(0)
+    # Time since the start of the block: before the run, after the last change or escape, and when the next change is.
+    number, before_run, since, place = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
     for index in range(places.size):
-        time = np.uint64(0)
         slot = state & _SCALE_MASK
-        while slot >= escape_start and place < last:
-            state, used = refill(escape_freq * (state >> _SCALE) + slot - escape_start, coded, used)
-            place, time = skip_limit(contexts, hazards, place, last, time)
+        while slot >= escape_start:
+            if used > end + _ONE:
+                return False
+            state, used = refill(escape_freq * (state >> _SCALE) + slot - escape_start, coded[min(used, end)], used)
+            since += limit
             slot = state & _SCALE_MASK
-        if slot >= escape_start:
-            return False
-        sought, after = find_time(slot, bounds, finder), np.uint64(0)
-        place, time = skip_runs(contexts, hazards, place, last, time, sought)
+        sought = since + find_time(slot)
+        while before_run + runs[number] <= sought:
+            before_run += runs[number]
+            number += _ONE
+        time, place = before_run, number * _RUN
+        hazard = np.uint64(0)
         while place < last:
-            after = time + np.uint64(hazards[np.uint64(contexts[place])])
-            if after > sought:
+            hazard = np.uint64(hazards[np.uint64(contexts[place] >> shift & mask)])
+            if time + hazard > sought:
                 break
-            time = after
+            time += hazard
             place += _ONE
-        if place >= last:
+        if place >= last or time < since:
             return False
-        start = cumulative(time, bounds)
-        if start > slot:
-            return False
-        freq = cumulative(min(after, limit), bounds) - start
-        state, used = refill(freq * (state >> _SCALE) + slot - start, coded, used)
-        context = np.int64(contexts[place])
-        direction, is_down = direction_of(place + start_of_block, states[place], row_codes, column_codes)
-        row = rows[context >> CLASS_BITS & _CLASS_MASK]
-        state, used, agrees, size = read_value(state, coded, used, np.uint64(agreement[direction]), row)
-        is_down = is_down == agrees
+        start = cumulative(time - since)
+        freq = cumulative(min(time - since + hazard, limit)) - start
+        since = time + hazard
+        state, used = refill(freq * (state >> _SCALE) + slot - start, coded[min(used, end)], used)
+        row_code, column_code = _NO_FACTOR, _NO_FACTOR
+        if column_codes.size > 0:
+            row_code = np.int64(row_codes[(start_of_block + place) // columns])
+            column_code = np.int64(column_codes[(start_of_block + place) % columns])
+        direction, expected = direction_of(states[place], row_code, column_code)
+        same, slot = np.uint64(agreement[direction]), state & _SCALE_MASK
+        agrees = (slot >> _TABLE) < same
+        sign_start = np.uint64(0) if agrees else same
+        sign_freq = same if agrees else (_ONE << _TABLE) - same
+        kind = np.uint64(contexts[place] >> shift & mask) >> np.uint64(class_bits) & _CLASS_MASK
+        rest, token = slot - (sign_start << _TABLE), kind * _ROW
+        while sign_freq * np.uint64(rows[token + _ONE]) <= rest:  # no division: the token is mostly the first
+            token += _ONE
+        freq = sign_freq * np.uint64(rows[token + _ONE] - rows[token])
+        state = freq * (state >> _SCALE) + rest - sign_freq * np.uint64(rows[token])
+        state, used = refill(state, coded[min(used, end)], used)
+        token -= kind * _ROW
+        size = token + _ONE
+        if token >= np.uint64(NUM_PLAIN_TOKENS):
+            bits = ((token - np.uint64(NUM_PLAIN_TOKENS)) >> _ONE) + _ONE
+            size = ((np.uint64(2) + (token & _ONE)) << bits | state & ((_ONE << bits) - _ONE)) + _ONE
+            state, used = refill(state >> bits, coded[min(used, end)], used)
+        is_down = expected == agrees
         before = ordinal(np.uint64(old[place]), width, is_float)
-        places[index] = place + start_of_block
+        places[index] = start_of_block + place
         words[index] = ordinal((before - size if is_down else before + size) & everything, width, is_float)
         moved_down[index] = is_down
-        place += _ONE
-    return bool(used == coded.size and state == _FIRST)
+    return bool(used == end + _ONE and state == _FIRST)

@@ -30,29 +30,31 @@ _LAST_SHARE = 255
 _ENTRY_BITS = 14.0
 """The approximate cost of a table's entry, in bits: it is written only if it saves more."""
 
+_WORTH_STATES = 1.12
+"""Classes alone are several times as fast to code. States tell how soon a weight changes only where positions cost so much more without."""
+
 Floats = npt.NDArray[np.float64]
 
 
 class Spec(NamedTuple):
     """How a type of element is read."""
 
-    up: int
-    down: int
+    shift: int
     mask: int
-    """A word's class << CLASS_BITS is word << up >> down & mask."""
+    """A word's class is word >> shift & mask."""
     is_float: int
     """1: sign and magnitude; 0: two's complement or none."""
 
 
 # The class leaves out the sign: a weight moves up as often as down.
 SPECS = {
-    "BF16": Spec(0, 0, 0x7F80, 1),
-    "F16": Spec(0, 3, 0x0F80, 1),
-    "F32": Spec(0, 16, 0x7F80, 1),
-    "F8_E4M3": Spec(7, 0, 0x3F80, 1),
-    "F8_E5M2": Spec(7, 0, 0x3F80, 1),
+    "BF16": Spec(7, 255, 1),
+    "F16": Spec(10, 31, 1),
+    "F32": Spec(23, 255, 1),
+    "F8_E4M3": Spec(0, 127, 1),
+    "F8_E5M2": Spec(0, 127, 1),
 }
-PLAIN = Spec(0, 0, 0, 0)
+PLAIN = Spec(0, 0, 0)
 """Integers and exotic types have one class."""
 
 
@@ -76,8 +78,10 @@ class Tables(msgspec.Struct, array_like=True, frozen=True):
 class Model(NamedTuple):
     """The model in the form that the compiled loops use."""
 
+    class_bits: int
+    """CLASS_BITS; or 0, where states say nothing about how soon a weight changes: then a context is a class alone."""
     hazards: npt.NDArray[np.uint32]
-    """Units of time per context [NUM_CONTEXTS]."""
+    """Units of time per context [NUM_CLASSES << class_bits]."""
     listed: npt.NDArray[np.int64]
     """The contexts whose hazard is not the least one."""
     agreement: npt.NDArray[np.uint16]
@@ -125,8 +129,9 @@ def model_of(tables: Tables) -> Model:
             raise _corrupt("a direction is out of range")
         which = slice(1, NUM_STATES) if context == ANY else slice(context, context + 1)
         agreement[which] = code << (TABLE_BITS - 8)
-    flat = hazards.reshape(-1)
-    return Model(flat, np.flatnonzero(flat > 1), agreement, _token_rows(tables.tokens))
+    class_bits = 0 if (hazards == hazards[:, :1]).all() else CLASS_BITS
+    flat = hazards.reshape(-1) if class_bits else hazards[:, 0].copy()
+    return Model(class_bits, flat, np.flatnonzero(flat > 1), agreement, _token_rows(tables.tokens))
 
 
 def scaled(model: Model, scale: int) -> npt.NDArray[np.uint32]:
@@ -134,7 +139,7 @@ def scaled(model: Model, scale: int) -> npt.NDArray[np.uint32]:
     if scale == 0:
         return model.hazards
     factor = _two_to(scale, 16)
-    hazards = np.full(NUM_CONTEXTS, min(max(factor >> 16, 1), _LONGEST), dtype=np.uint32)
+    hazards = np.full(model.hazards.size, min(max(factor >> 16, 1), _LONGEST), dtype=np.uint32)
     known = model.hazards[model.listed].astype(np.uint64) * np.uint64(factor) >> np.uint64(16)
     hazards[model.listed] = np.clip(known, 1, _LONGEST)
     return hazards
@@ -157,6 +162,7 @@ def _fit_rates(evidence: ChangeCounts) -> tuple[bytes, bytes, bytes]:
     classes = np.flatnonzero(evidence.changed.sum(1))
     changed = evidence.changed[classes]
     seen = np.maximum(evidence.seen[classes], changed)
+    alone = _codes(seen.sum(1), changed.sum(1))[:, None]
     still, moved = _codes(seen[:, 0], changed[:, 0]), _codes(seen[:, 1:].sum(1), changed[:, 1:].sum(1))
     own = _codes(seen, changed)
     # The entry of state 0 is the default of the other states.
@@ -165,9 +171,15 @@ def _fit_rates(evidence: ChangeCounts) -> tuple[bytes, bytes, bytes]:
     fallback = np.where(use_moved, moved, still)[:, None]
     use_own = _saving(seen, changed, fallback, own) > _ENTRY_BITS
     use_own[:, [0, ANY]] = False
-    entries = [(classes[row], 0, still[row]) for row in range(classes.size)]
-    entries += [(classes[row], ANY, moved[row]) for row in np.flatnonzero(use_moved)]
-    entries += [(classes[row], state, own[row, state]) for row, state in np.argwhere(use_own)]
+    chosen = np.where(use_own, own, fallback)
+    chosen[:, 0] = still
+    least = _bits(seen, changed, chosen).sum()
+    if _bits(seen, changed, alone).sum() < _WORTH_STATES * (least + _ENTRY_BITS * (use_moved.sum() + use_own.sum())):
+        entries = [(classes[row], 0, alone[row, 0]) for row in range(classes.size)]
+    else:
+        entries = [(classes[row], 0, still[row]) for row in range(classes.size)]
+        entries += [(classes[row], ANY, moved[row]) for row in np.flatnonzero(use_moved)]
+        entries += [(classes[row], state, own[row, state]) for row, state in np.argwhere(use_own)]
     first, second, third = np.array(entries, dtype=np.uint8).reshape(-1, 3).T
     return first.tobytes(), second.tobytes(), third.tobytes()
 
@@ -191,7 +203,7 @@ def _fit_tokens(counts: Floats) -> tuple[tuple[int, tuple[tuple[int, int], ...]]
     shares = np.zeros(NUM_TOKENS)
     for token, frequency in pooled:
         shares[token] = frequency
-    for kind in np.flatnonzero(counts.sum(1)):
+    for kind in np.flatnonzero(counts.sum(1) >= 1):
         row = _normalised(counts[kind])
         saving = sum(counts[kind, token] * math.log2(frequency / shares[token]) for token, frequency in row)
         if saving > _ENTRY_BITS * (1 + len(row)):

@@ -38,11 +38,11 @@ from weights.codec.sparse import (
     MOST_WORDS,
     WIDEST,
     BaseTensor,
-    CodedChanges,
     Encoder,
     Places,
+    Sample,
+    count_changes,
     decode_sparse,
-    find_changes,
     room_for,
 )
 from weights.cores import each
@@ -54,8 +54,6 @@ CODEC = "context-rans/1"
 _DENSE_FROM = 0.12
 """Density from which sparse and dense are both tried."""
 _WIDEST_ELEMENT = 16
-_MOST_KEPT = 0.3
-"""Share of a tensor's elements up to which their places are kept until they are described; more are found again."""
 _EXCHANGE_AT_ONCE = 1 << 16
 _HASH_AT_ONCE = 1 << 18
 """Elements that are exchanged, or hashed, by one core at a time."""
@@ -104,38 +102,29 @@ class Staged(NamedTuple):
     target_root: str
 
 
-class _Comparison(NamedTuple):
-    """A tensor of the target beside that of the base."""
-
-    digest: str
-    num_changed: int
-    places: Places | None
-    """None: all, or too many to keep until they are described."""
-    has_base: bool
-
-
 class _Way(NamedTuple):
-    """A way to send a tensor; with `changes`, the sparse content is not coded yet."""
+    """A way to send a tensor."""
 
     head: TensorHead
     content: bytes | memoryview
+    num_changed: int
+    """Elements whose bits differ from the base; without a base, all of them."""
+    digest: str = ""
     moves: Moves | None = None
     """None: the receivers forget the tensor's history."""
-    changes: CodedChanges | None = None
 
 
 def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
     """Express `target` as a change of `base`; None: in full. A tensor costs at most its bytes plus 64. `history` is only read."""
     encoder = _VersionEncoder(base or {}, target, history or History())
-    layout, comparisons = encoder.layout, encoder.compare()
-    ways, models = encoder.choose(comparisons)
+    layout, (ways, models) = encoder.layout, encoder.choose()
     same = base is not None and layout == layout_of(base)
     header = Header(None if same else layout, models, tuple(way.head for way in ways))
-    leaves = tuple((*entry, comparison.digest) for entry, comparison in zip(layout, comparisons, strict=True))
+    leaves = tuple((*entry, way.digest) for entry, way in zip(layout, ways, strict=True))
     return Encoded(
         join_payload(header, [way.content for way in ways]),
         root_of_leaves(leaves),
-        sum(comparison.num_changed for comparison in comparisons),
+        sum(way.num_changed for way in ways),
         encoder.num_weights,
         sum(encoder.sizes),
         {entry[0]: way.moves for entry, way in zip(layout, ways, strict=True) if way.moves is not None},
@@ -144,7 +133,7 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
 
 
 class _VersionEncoder:
-    """Takes the tensors of a version one step further at a time; within a step they are independent of each other."""
+    """Looks at a sample of every tensor, then codes each of them; within a step they are independent of each other."""
 
     def __init__(self, base: Mapping[str, Tensor], target: Mapping[str, Tensor], history: History) -> None:
         self._base, self._target, self._history = base, target, history
@@ -152,70 +141,58 @@ class _VersionEncoder:
         self.sizes = [target[name].data.size for name, _, _ in self.layout]
         self.num_weights = sum(math.prod(shape) for _, _, shape in self.layout)
 
-    def compare(self) -> list[_Comparison]:
-        """Hash every tensor, and find what changed."""
-
-        def compare(entry: Entry) -> _Comparison:
-            tensor = self._target[entry[0]]
-            digest, after, old = digest_of(tensor), words_of(tensor), _alike(self._base.get(entry[0]), *entry[1:])
-            if old is None:
-                return _Comparison(digest, after.size, None, has_base=False)
-            places = find_changes(words_of(old), after)
-            is_kept = places.size <= _MOST_KEPT * after.size
-            return _Comparison(digest, places.size, places if is_kept else None, has_base=True)
-
-        return each(compare, self.layout, self.sizes)
-
-    def choose(self, comparisons: Sequence[_Comparison]) -> tuple[list[_Way], dict[str, Tables]]:
+    def choose(self) -> tuple[list[_Way], dict[str, Tables]]:
         """The smallest way of every tensor, and the tables of those that are sparse, in the order in which their types appear."""
-        coder, described = Encoder(self.num_weights), self._described(comparisons)
+        coder = Encoder(self.num_weights)
 
-        def look(number: int) -> _Way:
-            return self._look(coder, self.layout[number], comparisons[number], is_described=described[number])
+        def look(entry: Entry) -> Sample | None:
+            held, after = self._held(entry), words_of(self._target[entry[0]])
+            is_wide = after.itemsize > WIDEST or after.size > MOST_WORDS
+            return None if held is None or is_wide else coder.look(held, after)
 
-        def code(number: int) -> None:
-            entry, way = self.layout[number], ways[number]
-            if way.changes is not None:
-                held = self._held(entry)
-                head, content = coder.code(held, way.changes)
-                moves = Moves(way.changes.places, way.changes.moved_down, held.old.size)
-                is_smaller = head.num_bytes <= way.head.num_bytes
-                ways[number] = _Way(head, content, moves) if is_smaller else way._replace(changes=None)
+        samples = self._described(each(look, self.layout, self.sizes))
+        models = coder.fit(sample for sample in samples if sample is not None)
 
-        numbers = range(len(self.layout))
-        ways = each(look, numbers, self.sizes)
-        models = coder.fit()
-        each(code, numbers, self.sizes)
+        def code(number: int) -> _Way:
+            entry, sample = self.layout[number], samples[number]
+            tensor, held = self._target[entry[0]], self._held(entry)
+            way = _changed(coder, held, words_of(tensor), sample)
+            if way.num_changed == 0 and held is not None:
+                way = _Way(TensorHead(), b"", 0, moves=no_moves(tensor))
+            return way._replace(digest=digest_of(tensor))
+
+        ways = each(code, range(len(self.layout)), self.sizes)
         used = {dtype for (_, dtype, _), way in zip(self.layout, ways, strict=True) if way.head.way == SPARSE}
-        order = dict.fromkeys(dtype for (_, dtype, _), is_one in zip(self.layout, described, strict=True) if is_one)
-        return ways, {dtype: models[dtype] for dtype in order if dtype in used}
+        return ways, {dtype: tables for dtype, tables in models.items() if dtype in used}
 
-    def _described(self, comparisons: Sequence[_Comparison]) -> list[bool]:
-        """True where the changes are described; in the order of the layout, so that every machine describes the same ones."""
-        room, described = room_for(self.num_weights), []
-        for (name, _, _), comparison in zip(self.layout, comparisons, strict=True):
-            after = words_of(self._target[name])
-            can_be = comparison.has_base and after.itemsize <= WIDEST and after.size <= MOST_WORDS
-            described.append(can_be and 0 < comparison.num_changed <= room)
-            room -= comparison.num_changed if described[-1] else 0
+    def _described(self, samples: Sequence[Sample | None]) -> list[Sample | None]:
+        """Without those whose changes take too much room; in the order of the layout, so that every machine describes the same ones."""
+        room, described = room_for(self.num_weights), list[Sample | None]()
+        for sample in samples:
+            is_one = sample is not None and sample.num_changed <= room
+            described.append(sample if is_one else None)
+            room -= sample.num_changed if is_one and sample is not None else 0
         return described
 
-    def _look(self, coder: Encoder, entry: Entry, comparison: _Comparison, *, is_described: bool) -> _Way:
-        after = words_of(self._target[entry[0]])
-        if not comparison.has_base:
-            return _smallest(None, after)
-        if comparison.num_changed == 0:
-            return _Way(TensorHead(), b"", no_moves(self._target[entry[0]]))
-        held = self._held(entry)
-        if not is_described:
-            return _smallest(held.old, after)
-        places = find_changes(held.old, after) if comparison.places is None else comparison.places
-        other = _smallest(held.old, after) if places.size / after.size > _DENSE_FROM else _raw(after)
-        return other._replace(changes=coder.look(held, after, places))
+    def _held(self, entry: Entry) -> BaseTensor | None:
+        old = _alike(self._base.get(entry[0]), *entry[1:])
+        if old is None:
+            return None
+        words = words_of(old)
+        return BaseTensor(*entry, words, self._history.states(entry[0], words.size))
 
-    def _held(self, entry: Entry) -> BaseTensor:
-        old = words_of(self._base[entry[0]])
-        return BaseTensor(*entry, old, self._history.states(entry[0], old.size))
+
+def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: Sample | None) -> _Way:
+    """The smallest way to send a tensor."""
+    if held is None:
+        return _smallest(None, after, after.size)
+    if sample is None:
+        return _smallest(held.old, after, count_changes(held.old, after))
+    head, content, moves = coder.code(held, after, sample)
+    num_changed = moves.places.size
+    other = _smallest(held.old, after, num_changed) if num_changed > _DENSE_FROM * after.size else _raw(after, num_changed)
+    is_smaller = head.num_bytes <= other.head.num_bytes
+    return _Way(head, content, num_changed, moves=moves) if is_smaller else other
 
 
 def stage(
@@ -338,14 +315,14 @@ def _alike(old: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor | N
     return old if old is not None and (old.dtype, tuple(old.shape)) == (dtype, shape) else None
 
 
-def _smallest(old: Words | None, new: Words) -> _Way:
+def _smallest(old: Words | None, new: Words, num_changed: int) -> _Way:
     content = encode_dense(old, new)
     head = TensorHead(DENSE, len(content), words=(new.size, new.itemsize))
-    return _Way(head, content) if len(content) < new.nbytes else _raw(new)
+    return _Way(head, content, num_changed) if len(content) < new.nbytes else _raw(new, num_changed)
 
 
-def _raw(new: Words) -> _Way:
-    return _Way(TensorHead(RAW, new.nbytes), new.view(np.uint8).data)
+def _raw(new: Words, num_changed: int) -> _Way:
+    return _Way(TensorHead(RAW, new.nbytes), new.view(np.uint8).data, num_changed)
 
 
 def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:

@@ -55,13 +55,17 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 
+def is_worth_trying(shape: tuple[int, ...], num_changed: int) -> bool:
+    """False: so few changes cannot pay for factors."""
+    num_rows, num_columns = sides(shape)
+    return min(num_rows, num_columns) > 1 and num_changed >= _WORTH_TRYING * (num_rows + num_columns)
+
+
 def fit_factors(
     shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
 ) -> SignFactors | None:
     """Factors of the changes at `places`, down where `moved_down`; `unknown`: those whose direction the history does not predict. None: they would cost more than they save."""
     num_rows, num_columns = sides(shape)
-    if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):
-        return None
     of_row, of_column = np.divmod(places, np.uint32(num_columns))
     by_row = _Lines(np.searchsorted(of_row, np.arange(num_rows), "right"), of_column, moved_down)
     by_column = _Lines(np.zeros(num_columns, np.int64), np.empty_like(of_row), np.empty_like(moved_down))

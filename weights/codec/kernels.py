@@ -40,7 +40,7 @@ NUM_DIRECTIONS = NUM_STATES + NUM_LEVELS * 32
 """Contexts of a direction: the state, or with factors NUM_STATES + level * 32 + a group of states."""
 
 _STATE_MASK = NUM_STATES - 1
-_ONE = np.uint64(1)
+_ONE, _TWO, _FOUR = np.uint64(1), np.uint64(2), np.uint64(4)
 _RUN = np.uint64(16)
 _AGED, _REMEMBERED = 8, 0x78
 """One version in a state, and the bits that count them."""
@@ -54,57 +54,60 @@ def compiled(function: _Function) -> _Function:
 
 
 @compiled
-def find_changes(old: Words, new: Words, old_eights: Words, new_eights: Words, places: Words) -> int:
-    """Write the indices at which two arrays of words (and of whole uint64 in the same memory) differ, ascending, into `places`; how many.
+def find_changes(
+    old: Words,
+    new: Words,
+    old_eights: Words,
+    new_eights: Words,
+    contexts: Words,
+    shift: Any,
+    mask: Any,
+    hazards: Words,
+    places: Words,
+    gaps: Words,
+) -> int:
+    """Write where a block's words differ, ascending, and the time before each change since the one before it, or since the block's start.
 
-    `places` has one more element than `old`: no bounds are checked.
+    How many. The eights are the same memory, in whole uint64. The hazard of a weight is `hazards[context >> shift & mask]`. `places`
+    and `gaps` (uint64) have one more element than `old`: no bounds are checked.
     """
-    count: Any = np.uint64(0)
-    lanes = 8 // old.itemsize
-    for eight in range(old_eights.size):
-        if old_eights[eight] != new_eights[eight]:
-            for lane in range(lanes):
-                place = np.uint64(eight * lanes + lane)
-                places[count] = place
-                count += np.uint64(old[place] != new[place])
-    for rest in range(old_eights.size * lanes, old.size):
-        places[count] = rest
-        count += np.uint64(old[rest] != new[rest])
+    count, now, free = np.uint64(0), np.uint64(0), np.uint64(0)
+    size, step = np.uint64(old.size), _RUN * np.uint64(old.itemsize) // np.uint64(8)
+    first, eight = np.uint64(0), np.uint64(0)
+    while first < size:
+        end = min(first + _RUN, size)
+        is_whole = end - first == _RUN
+        flips = np.uint64(1)
+        if is_whole:  # not in a loop, which would take longer than what it does
+            flips = old_eights[eight] ^ new_eights[eight] | old_eights[eight + _ONE] ^ new_eights[eight + _ONE]
+            if step > _TWO:
+                at = eight + _TWO
+                flips |= old_eights[at] ^ new_eights[at] | old_eights[at + _ONE] ^ new_eights[at + _ONE]
+            if step > _FOUR:
+                for offset in range(_FOUR):
+                    flips |= old_eights[eight + _FOUR + offset] ^ new_eights[eight + _FOUR + offset]
+        if flips == 0:
+            run = np.uint32(0)
+            for offset in range(_RUN):  # a fixed number, so that the compiler vectorises it
+                run += hazards[np.uint64(contexts[first + offset] >> shift & mask)]
+            now += np.uint64(run)
+        else:
+            for at in range(first, end):
+                is_changed = old[at] != new[at]
+                places[count], gaps[count] = at, now - free
+                now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])
+                free = now if is_changed else free
+                count += np.uint64(is_changed)
+        first, eight = end, eight + step
     return int(count)
 
 
 @compiled
-def context_of(word: Any, state: Any, up: Any, down: Any, mask: Any) -> Any:
-    """The context of a weight: its class, word << up >> down & mask, and its state; uint32."""
-    kind = np.uint32(word) << np.uint32(up) >> np.uint32(down) & np.uint32(mask)
-    return kind | np.uint32(state & _STATE_MASK)
-
-
-@compiled
-def find_contexts(old: Words, states: Bytes, up: Any, down: Any, mask: Any, contexts: Words) -> None:
-    """The context of every weight; uint16."""
+def find_contexts(old: Words, states: Bytes, shift: Any, mask: Any, contexts: Words) -> None:
+    """The context of every weight, its class << CLASS_BITS | its state; uint16."""
     for place in range(old.size):
-        contexts[place] = context_of(old[place], states[place], up, down, mask)
-
-
-@compiled
-def count_contexts(old: Words, states: Bytes, up: Any, down: Any, mask: Any, stride: int, counts: Words) -> None:
-    """Add up how often each context occurs, in one run of 64 weights of every `stride`; `counts` [contexts] int64."""
-    for start in range(0, old.size, 64 * stride):
-        for place in range(start, min(start + 64, old.size)):
-            counts[np.uint64(context_of(old[place], states[place], up, down, mask))] += 1
-
-
-@compiled
-def expected_changes(old: Words, states: Bytes, up: Any, down: Any, mask: Any, stride: int, hazards: Words) -> float:
-    """Changes that the hazards [contexts] predict for this tensor; from the same sample as `count_contexts`."""
-    total, seen = np.uint64(0), 0
-    for start in range(0, old.size, 64 * stride):
-        end = min(start + 64, old.size)
-        for place in range(start, end):
-            total += np.uint64(hazards[np.uint64(context_of(old[place], states[place], up, down, mask))])
-        seen += end - start
-    return np.float64(total) / (1 << TIME_BITS) * (old.size / max(seen, 1))
+        kind = np.uint32(old[place]) >> shift & mask
+        contexts[place] = kind << np.uint32(CLASS_BITS) | np.uint32(states[place] & _STATE_MASK)
 
 
 @compiled
@@ -139,41 +142,6 @@ def multiply_signs(
             value += -other if downs[index] else other
             index += 1
         values[line] = value
-
-
-@compiled
-def count_changes(
-    contexts: Words, directions: Words, agrees: Bytes, tokens: Bytes, changed: Words, agreed: Words, used: Words
-) -> None:
-    """Count the changes per context, per (agreement, direction) and per (class, token); int64, all flat."""
-    for index in range(contexts.size):
-        context = np.int64(contexts[index])
-        changed[context] += 1
-        agreed[np.int64(agrees[index]) * NUM_DIRECTIONS + np.int64(directions[index])] += 1
-        used[(context >> CLASS_BITS) * NUM_TOKENS + tokens[index]] += 1
-
-
-@compiled
-def measure_gaps(contexts: Words, hazards: Words, places: Words, block: int, gaps: Words) -> None:
-    """The time that passes before each change since the one before it, or since the start of its block."""
-    place = np.uint64(0)
-    border = np.uint64(block)
-    for index in range(places.size):
-        stop, gap = np.uint64(places[index]), np.uint64(0)
-        if stop >= border:
-            place = stop - stop % np.uint64(block)
-            border = place + np.uint64(block)
-        while place + _RUN <= stop:  # in runs, which the compiler vectorises
-            run = np.uint32(0)
-            for offset in range(_RUN):
-                run += hazards[np.uint64(contexts[place + np.uint64(offset)])]
-            gap += np.uint64(run)
-            place += _RUN
-        while place < stop:
-            gap += np.uint64(hazards[np.uint64(contexts[place])])
-            place += _ONE
-        gaps[index] = gap
-        place += _ONE
 
 
 @compiled

@@ -1,13 +1,13 @@
-"""Codes a tensor with few changes: positions and distances, in the context of the base and the history. Pure.
+"""Codes a tensor with few changes: positions and distances, in the context of the base and history. Pure.
 
-Two passes: `look` finds the changes of every tensor and counts them by context, `fit` makes tables from the counts, then
-`code` writes a tensor's body.
+`look` counts a sample of every tensor, `fit` makes tables from the counts, then `code` finds and writes the changes in one pass.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from weights.codec.contexts import (
     scale_of,
     scaled,
 )
-from weights.codec.factors import NO_FACTORS, SignFactors, fit_factors, pack_factors, unpack_factors
+from weights.codec.factors import NO_FACTORS, SignFactors, fit_factors, is_worth_trying, pack_factors, unpack_factors
 from weights.codec.history import Moves, States
 from weights.codec.kernels import Words
 from weights.cores import each
@@ -43,36 +43,30 @@ MOST_WORDS = 1 << 32
 """The most words of a tensor: places are 32 bits."""
 _SAMPLE = 1 << 20
 """About how many weights of a version are counted."""
-_LOOK_AT_ONCE = 1 << 18
-_DESCRIBE_AT_ONCE = 1 << 16
-_STATE_BITS = np.uint16(kernels.NUM_STATES - 1)
 LINE_BYTES = 64
 """Bytes that the memory reads for one change."""
 _ROOM, _LEAST_ROOM = 0.3, 1 << 20
 """Changes that one version may describe: a share of its weights, but at least a fixed number."""
-_TENSOR_SAMPLE = 1 << 14
-"""About how many weights of a tensor are sampled to estimate how often it should change."""
 _EARLIEST_SCALE = 8
-"""A tensor with more changes than this has its own rate."""
+"""A tensor with more changes than this in its sample has its own rate."""
+_UNSEEN = 1e-6
+"""Count of a token that a sample does not have: every distance must have a code."""
+_DENSE_ENOUGH = 1 / 32
+"""Share of changes from which factors are tried where there is a history: in steps they save about as much as they take."""
 
 Places = npt.NDArray[np.uint32]
-Contexts = npt.NDArray[np.uint16]
-Levelled = npt.NDArray[np.uint32]
-"""Contexts with levels above them."""
+Contexts = npt.NDArray[Any]
 
 
-class CodedChanges(NamedTuple):
-    """The changes of one tensor, described."""
+class _Room(NamedTuple):
+    """What `kernels.find_changes` fills. Of a thread, for one block after the other: new memory is slow at its first use."""
 
     places: Places
-    contexts: Contexts
-    directions: npt.NDArray[np.uint16]
-    moved_down: npt.NDArray[np.uint8]
-    agrees: npt.NDArray[np.uint8]
-    tokens: npt.NDArray[np.uint8]
-    extras: npt.NDArray[np.uint32]
-    num_extras: npt.NDArray[np.uint8]
-    factors: SignFactors
+    gaps: npt.NDArray[np.uint64]
+
+    @classmethod
+    def empty(cls) -> _Room:
+        return cls(np.empty(BLOCK + 1, np.uint32), np.empty(BLOCK + 1, np.uint64))
 
 
 class BaseTensor(NamedTuple):
@@ -85,75 +79,93 @@ class BaseTensor(NamedTuple):
     states: States
 
 
+class Sample(NamedTuple):
+    """What is known of a tensor's changes before they are coded."""
+
+    dtype: str
+    num_tokens: int
+    """Tokens that words of its width can have."""
+    factors: SignFactors
+    counts: _Counts
+    scale: float
+    """Weights of the tensor per weight that was counted."""
+
+    @property
+    def num_changed(self) -> int:
+        """About how many weights change."""
+        return round(self.counts.changed.counts.sum() * self.scale)
+
+
 class Encoder:
     """Codes the tensors of one version, which has `num_weights` in all. Several threads may look at tensors, or code them."""
 
     def __init__(self, num_weights: int) -> None:
         self._stride = max(1, num_weights // _SAMPLE)
-        self._counts: dict[str, list[_Counts]] = {}
         self._models: dict[str, Model] = {}
+        self._free_room: list[_Room] = []
 
-    def look(self, known: BaseTensor, new: Words, places: Places) -> CodedChanges:
-        """Describe the changes of a tensor, and count them for `fit`."""
-        changes = _described(known, new, places)
-        ready = self._counts.setdefault(known.dtype, [])
-        try:
-            counts = ready.pop()
-        except IndexError:  # every other thread is counting
-            counts = _Counts.none()
-        kernels.count_contexts(known.old, known.states, *_class_bits(known.dtype), self._stride, counts.seen)
-        kernels.count_changes(
-            changes.contexts, changes.directions, changes.agrees, changes.tokens,
-            counts.changed, counts.agreed, counts.tokens,
-        )  # fmt: skip
-        ready.append(counts)
-        return changes
+    def look(self, known: BaseTensor, new: Words) -> Sample:
+        """Count a tensor's changes, or a sample of them."""
+        sample = self._counted(known, new, NO_FACTORS)
+        has_history = bool((sample.counts.seen.indices & (kernels.NUM_STATES - 1)).any())
+        is_dense = sample.num_changed > _DENSE_ENOUGH * known.old.size
+        if (has_history and not is_dense) or not (_is_matrix(known) and is_worth_trying(known.shape, sample.num_changed)):
+            return sample
+        moves = _moves(known, new)
+        factors = fit_factors(known.shape, moves.places, moves.moved_down, known.states[moves.places] == 0)
+        return sample if factors is None else self._counted(known, new, factors)
 
-    def fit(self) -> dict[str, Tables]:
-        """The tables of every dtype that was looked at."""
-        tables = {dtype: fit(_Counts.added(counts).evidence(self._stride)) for dtype, counts in self._counts.items()}
+    def fit(self, samples: Iterable[Sample]) -> dict[str, Tables]:
+        """The tables of every dtype, from the samples of its tensors."""
+        by_dtype: dict[str, list[Sample]] = {}
+        for sample in samples:
+            by_dtype.setdefault(sample.dtype, []).append(sample)
+        tables = {dtype: fit(_evidence(found, self._stride)) for dtype, found in by_dtype.items()}
         self._models = {dtype: model_of(table) for dtype, table in tables.items()}
         return tables
 
-    def code(self, known: BaseTensor, changes: CodedChanges) -> tuple[TensorHead, bytes]:
-        """The body of a tensor that was looked at."""
-        model, count, size = self._models[known.dtype], changes.places.size, known.old.size
-        expected = kernels.expected_changes(
-            known.old, known.states, *_class_bits(known.dtype), max(1, size // _TENSOR_SAMPLE), model.hazards
-        )
-        scale = scale_of(count, expected) if count > _EARLIEST_SCALE else 0
-        levels: tuple[int, ...] = ()
-        described: Any = changes.contexts
-        if has_factors := changes.factors.columns.size > 0:
-            described = np.empty(count, np.uint32)
-            coder.add_levels_at(changes.contexts, changes.places, *changes.factors, described)
-            levels = _fit_levels(known, changes.factors, described, model, scale)
-        factors = pack_factors(changes.factors) if has_factors else b""
-        hazards = _hazards(model, scale, levels)
-        bounds = np.searchsorted(changes.places, np.arange(0, size + BLOCK, BLOCK)).tolist()
+    def code(self, known: BaseTensor, new: Words, sample: Sample) -> tuple[TensorHead, bytes, Moves]:
+        """The body of a tensor that was looked at, and its changes."""
+        model, factors, size = self._models[known.dtype], sample.factors, known.old.size
+        scale, levels = _fit_scales(sample, model)
+        hazards, rows = _hazards(model, scale, levels), model.tokens.reshape(-1)
+        front = pack_factors(factors) if levels else b""
 
-        def code_block(number: int) -> bytes:
-            part = slice(bounds[number], bounds[number + 1])
-            places = changes.places[part]
-            if places.size == 0:
-                return b""
-            origin, gaps = number * BLOCK, np.empty(places.size, np.uint64)
-            contexts = _block_contexts(known, origin, changes.factors)
-            kernels.measure_gaps(contexts, hazards, places - np.uint32(origin), BLOCK, gaps)
-            out = np.empty(3 * places.size + int((gaps // kernels.LIMIT).sum()) // 4 + 8, np.uint32)
+        def code_block(origin: int) -> tuple[Places, npt.NDArray[np.uint8], bytes]:
+            block = slice(origin, origin + BLOCK)
+            old, here, states = known.old[block], new[block], known.states[block]
+            contexts = _block_contexts(known, origin, factors, model)
+            room = self._free_room.pop() if self._free_room else _Room.empty()
+            count = kernels.find_changes(old, here, _eights(old), _eights(here), *contexts, hazards, *room)
+            places, gaps, moved_down = room.places[:count].copy(), room.gaps[:count].copy(), np.empty(count, np.uint8)
+            self._free_room.append(room)
+            if count == 0:
+                return places, moved_down, b""
+            out = np.empty(3 * count + int((gaps // kernels.LIMIT).sum()) // 4 + 8, np.uint32)
             length = coder.code_block(
-                gaps, described[part], changes.directions[part], changes.agrees[part], changes.tokens[part],
-                changes.extras[part], changes.num_extras[part], hazards, coder.BOUNDS, model.agreement, model.tokens, out,
+                old, here, states, bool(_spec(known.dtype).is_float), *factors, *contexts, model.class_bits, hazards,
+                model.agreement, rows, origin, places, gaps, moved_down, out,
             )  # fmt: skip
-            return out[out.size - length :].astype("<u4").tobytes()
+            return places + np.uint32(origin), moved_down, out[out.size - length :].astype("<u4").tobytes()
 
-        blocks = each(code_block, range(len(bounds) - 1), _block_bytes(known))
-        body = b"".join([factors, *blocks])
-        counts = tuple(last - first for first, last in pairwise(bounds))
-        head = TensorHead(
-            SPARSE, len(body), scale, counts, tuple(len(block) // 4 for block in blocks), len(factors), levels
+        blocks = each(code_block, range(0, size, BLOCK), _block_bytes(known))
+        places, moved_down, bodies = zip(*blocks, strict=True) if blocks else ((), (), ())
+        body = b"".join([front, *bodies])
+        changes, words = tuple(found.size for found in places), tuple(len(coded) // 4 for coded in bodies)
+        moves = Moves(_joined(places, np.uint32), _joined(moved_down, np.uint8), size)
+        return TensorHead(SPARSE, len(body), scale, changes, words, len(front), levels), body, moves
+
+    def _counted(self, known: BaseTensor, new: Words, factors: SignFactors) -> Sample:
+        size, has_levels, spec = known.old.size, factors.columns.size > 0, _spec(known.dtype)
+        num_contexts = NUM_CONTEXTS * kernels.NUM_LEVELS if has_levels else NUM_CONTEXTS
+        sizes = (num_contexts, num_contexts, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
+        counts = [np.zeros(number, np.int64) for number in sizes]
+        coder.count_changes(
+            known.old, new, known.states, bool(spec.is_float), *factors, spec.shift, spec.mask, self._stride, *counts
         )
-        return head, body
+        found = _Counts(*(_Tally.of(count) for count in counts))
+        num_tokens = 16 * known.old.itemsize - 2
+        return Sample(known.dtype, num_tokens, factors, found, size / max(int(found.seen.counts.sum()), 1))
 
 
 def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves]:
@@ -161,7 +173,7 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
     old, is_float = known.old, bool(_spec(known.dtype).is_float)
     _check_head(known, head, len(body))
     factors = unpack_factors(body[: head.factor_bytes], known.shape, known.name) if head.factor_bytes else NO_FACTORS
-    hazards = _hazards(model, head.scale, head.levels)
+    hazards, rows = _hazards(model, head.scale, head.levels), model.tokens.reshape(-1)
     coded, total = np.frombuffer(body[head.factor_bytes :], dtype="<u4"), sum(head.changes)
     places, words, moved_down = np.empty(total, np.uint32), np.empty(total, old.dtype), np.empty(total, np.uint8)
     changes_before, words_before = [0, *accumulate(head.changes)], [0, *accumulate(head.words)]
@@ -172,8 +184,8 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
             return
         block = slice(number * BLOCK, (number + 1) * BLOCK)
         if not coder.decode_block(
-            old[block], known.states[block], is_float, *factors, _block_contexts(known, block.start, factors), hazards,
-            coder.BOUNDS, coder.FINDER, model.agreement, model.tokens, block.start, coded[code], places[part], words[part],
+            old[block], known.states[block], is_float, *factors, *_block_contexts(known, block.start, factors, model),
+            model.class_bits, hazards, model.agreement, rows, block.start, coded[code], places[part], words[part],
             moved_down[part],
         ):  # fmt: skip
             raise corrupt(f"the words of block {number} do not end where its changes do", known.name)
@@ -182,25 +194,11 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
     return words, Moves(places, moved_down, old.size)
 
 
-def find_changes(old: Words, new: Words) -> Places:
-    """Indices of the elements that differ, ascending."""
-
-    def look(start: int) -> Places:
-        before, after = old[start : start + _LOOK_AT_ONCE], new[start : start + _LOOK_AT_ONCE]
-        room, whole = np.empty(before.size + 1, np.uint32), before.size - before.size % (8 // old.itemsize)
-        count = kernels.find_changes(before, after, before[:whole].view("<u8"), after[:whole].view("<u8"), room)
-        return room[:count] + np.uint32(start)
-
-    starts = range(0, old.size, _LOOK_AT_ONCE)
-    found = each(look, starts, [2 * _LOOK_AT_ONCE * old.itemsize] * len(starts))
-    return np.concatenate([np.empty(0, np.uint32), *found])
-
-
-def find_contexts(known: BaseTensor) -> Contexts:
-    """The context of every element."""
-    contexts = np.empty(known.old.size, np.uint16)
-    kernels.find_contexts(known.old, known.states, *_class_bits(known.dtype), contexts)
-    return contexts
+def count_changes(old: Words, new: Words) -> int:
+    """How many elements differ."""
+    starts = range(0, old.size, BLOCK)
+    parts = [(old[start : start + BLOCK], new[start : start + BLOCK]) for start in starts]
+    return sum(int(np.count_nonzero(before != after)) for before, after in parts)
 
 
 def room_for(num_weights: int) -> int:
@@ -208,88 +206,104 @@ def room_for(num_weights: int) -> int:
     return max(_LEAST_ROOM, int(_ROOM * num_weights))
 
 
+class _Tally(NamedTuple):
+    """Counts that are not zero, and their indices."""
+
+    indices: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, counts: npt.NDArray[np.int64]) -> _Tally:
+        indices = np.flatnonzero(counts)
+        return cls(indices, counts[indices])
+
+
 class _Counts(NamedTuple):
-    seen: npt.NDArray[np.int64]
-    changed: npt.NDArray[np.int64]
-    agreed: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
+    """Of a tensor's sample, as `coder.count_changes` counts."""
 
-    @classmethod
-    def none(cls) -> _Counts:
-        sizes = (NUM_CONTEXTS, NUM_CONTEXTS, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
-        return cls(*(np.zeros(size, np.int64) for size in sizes))
-
-    @classmethod
-    def added(cls, counts: list[_Counts]) -> _Counts:
-        return cls(*(np.sum(kind, axis=0) for kind in zip(*counts, strict=True)))
-
-    def evidence(self, stride: int) -> ChangeCounts:
-        shape = (kernels.NUM_CLASSES, kernels.NUM_STATES)
-        return ChangeCounts(
-            self.seen.reshape(shape).astype(float) * stride,
-            self.changed.reshape(shape).astype(float),
-            self.agreed.reshape(2, -1).astype(float),
-            self.tokens.reshape(kernels.NUM_CLASSES, -1).astype(float),
-        )
+    seen: _Tally
+    changed: _Tally
+    agreed: _Tally
+    tokens: _Tally
 
 
-def _described(known: BaseTensor, new: Words, places: Places) -> CodedChanges:
-    size, is_float = places.size, bool(_spec(known.dtype).is_float)
-    directions, extras = np.empty(size, np.uint16), np.empty(size, np.uint32)
-    moved_down, agrees, tokens, num_extras = np.empty((4, size), np.uint8)
-    contexts, factors = np.empty(size, np.uint16), NO_FACTORS
-    parts = [slice(start, start + _DESCRIBE_AT_ONCE) for start in range(0, size, _DESCRIBE_AT_ONCE)]
-
-    def describe(part: slice) -> None:
-        coder.describe_changes(
-            known.old, new, known.states, is_float, places[part], *factors, directions[part], moved_down[part],
-            agrees[part], tokens[part], extras[part], num_extras[part],
-        )  # fmt: skip
-
-    def look_up(part: slice) -> None:
-        here = known._replace(old=known.old[places[part]], states=known.states[places[part]])
-        contexts[part] = find_contexts(here)
-
-    each(look_up, parts, [_DESCRIBE_AT_ONCE * LINE_BYTES] * len(parts))
-    for is_last in (False, True):
-        each(describe, parts, [_DESCRIBE_AT_ONCE * LINE_BYTES] * len(parts))
-        if is_last or not _is_matrix(known):
-            break
-        if (found := fit_factors(known.shape, places, moved_down, contexts & _STATE_BITS == 0)) is None:
-            break
-        factors = found  # the expected directions depend on the factors
-    return CodedChanges(places, contexts, directions, moved_down, agrees, tokens, extras, num_extras, factors)
+def _evidence(samples: list[Sample], stride: int) -> ChangeCounts:
+    shapes = (kernels.NUM_CLASSES, kernels.NUM_STATES), (2, kernels.NUM_DIRECTIONS), (kernels.NUM_CLASSES, -1)
+    sizes = (NUM_CONTEXTS, NUM_CONTEXTS, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
+    sums = [np.zeros(size) for size in sizes]
+    for sample in samples:
+        for total, tally in zip(sums, sample.counts, strict=True):
+            np.add.at(total, tally.indices % total.size, stride * tally.counts)  # without levels
+    seen, changed, agreed, tokens = sums
+    tokens = tokens.reshape(shapes[2])
+    if stride > 1:
+        tokens[:, : max(sample.num_tokens for sample in samples)] += _UNSEEN
+    return ChangeCounts(seen.reshape(shapes[0]), changed.reshape(shapes[0]), agreed.reshape(shapes[1]), tokens)
 
 
-def _block_contexts(known: BaseTensor, origin: int, factors: SignFactors) -> npt.NDArray[Any]:
-    """The contexts of one block, with levels if there are factors. Not of the tensor: these stay in the core's own cache."""
-    block = slice(origin, origin + BLOCK)
-    contexts = find_contexts(known._replace(old=known.old[block], states=known.states[block]))
-    if factors.columns.size == 0:
-        return contexts
-    levelled = np.empty(contexts.size, np.uint32)
-    coder.add_levels(contexts, origin, *factors, levelled)
-    return levelled
+def _moves(known: BaseTensor, new: Words) -> Moves:
+    """All changes of a tensor, for its factors."""
+    spec, nothing = _spec(known.dtype), np.zeros(1, np.uint32)
+
+    def find(origin: int) -> Moves:
+        old, here = known.old[origin : origin + BLOCK], new[origin : origin + BLOCK]
+        room, context = _Room.empty(), (old, old.dtype.type(0), old.dtype.type(0))
+        count = kernels.find_changes(old, here, _eights(old), _eights(here), *context, nothing, *room)
+        places = room.places[:count].copy()
+        moved_down = np.empty(places.size, np.uint8)
+        coder.find_directions(old, here, bool(spec.is_float), places, moved_down)
+        return Moves(places + np.uint32(origin), moved_down, old.size)
+
+    parts = each(find, range(0, known.old.size, BLOCK), _block_bytes(known))
+    places, moved_down = [part.places for part in parts], [part.moved_down for part in parts]
+    return Moves(_joined(places, np.uint32), _joined(moved_down, np.uint8), known.old.size)
+
+
+def _joined(parts: Any, dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *parts])
+
+
+def _block_contexts(known: BaseTensor, origin: int, factors: SignFactors, model: Model) -> tuple[Contexts, Any, Any]:
+    """The contexts of a block, their shift and mask. Of a block, not the tensor: they stay in the core's own cache."""
+    block, spec = slice(origin, origin + BLOCK), _spec(known.dtype)
+    contexts, shift, mask = known.old[block], spec.shift, spec.mask
+    if model.class_bits:
+        whole = np.empty(contexts.size, np.uint16)
+        kernels.find_contexts(contexts, known.states[block], np.uint32(shift), np.uint32(mask), whole)
+        contexts, shift, mask = whole, 0, NUM_CONTEXTS - 1
+    if factors.columns.size:
+        plain = contexts if model.class_bits else (contexts >> contexts.dtype.type(shift) & contexts.dtype.type(mask))
+        contexts = np.empty(plain.size, np.uint32)
+        coder.add_levels(plain, origin, *factors, np.uint32(8 + model.class_bits), contexts)
+        shift, mask = 0, (1 << 32) - 1
+    kind = contexts.dtype.type
+    return contexts, kind(shift), kind(mask)
+
+
+def _eights(words: Words) -> npt.NDArray[np.uint64]:
+    return words[: words.size - words.size % (8 // words.itemsize)].view("<u8")
 
 
 def _block_bytes(known: BaseTensor) -> list[int]:
     return [BLOCK * known.old.itemsize] * -(-known.old.size // BLOCK)
 
 
-def _fit_levels(
-    known: BaseTensor, factors: SignFactors, changed: Levelled, model: Model, scale: int
-) -> tuple[int, ...]:
-    """How much more often each level changes than its contexts predict, in eighths of an octave."""
-    size, step = known.old.size, max(1, known.old.size // _SAMPLE)
-    contexts = find_contexts(known._replace(old=known.old[::step].copy(), states=known.states[::step].copy()))
-    sample = np.empty(contexts.size, np.uint32)
-    coder.add_levels_at(contexts, np.arange(0, size, step).astype(np.uint32), *factors, sample)
-    hazards = scaled(model, scale)[contexts] / (1 << kernels.TIME_BITS)
-    told = np.bincount(sample >> kernels.LEVEL_BITS, -np.expm1(-hazards), kernels.NUM_LEVELS)
-    found = np.bincount(changed >> kernels.LEVEL_BITS, minlength=kernels.NUM_LEVELS)
-    share = size / max(sample.size, 1)
-    levels = [scale_of(int(count), float(expected) * share) for count, expected in zip(found, told, strict=True)]
-    return tuple(max(-LARGEST_SCALE, min(scale + level, LARGEST_SCALE)) - scale for level in levels)
+def _fit_scales(sample: Sample, model: Model) -> tuple[int, tuple[int, ...]]:
+    """How much more often the tensor changes than its contexts predict, and how much more each level; in eighths of an octave."""
+    (places, seen), changed = sample.counts.seen, sample.counts.changed
+    contexts = places % NUM_CONTEXTS >> 7 - model.class_bits
+
+    def told(scale: int) -> npt.NDArray[np.float64]:
+        hazards = scaled(model, scale)[contexts] / (1 << kernels.TIME_BITS)
+        return np.bincount(places // NUM_CONTEXTS, seen * -np.expm1(-hazards), kernels.NUM_LEVELS)
+
+    num_changed = int(changed.counts.sum())
+    scale = scale_of(num_changed, float(told(0).sum())) if num_changed > _EARLIEST_SCALE else 0
+    if sample.factors.columns.size == 0:
+        return scale, ()
+    found = np.bincount(changed.indices // NUM_CONTEXTS, changed.counts, kernels.NUM_LEVELS)
+    levels = [scale_of(int(count), float(expected)) for count, expected in zip(found, told(scale), strict=True)]
+    return scale, tuple(max(-LARGEST_SCALE, min(scale + level, LARGEST_SCALE)) - scale for level in levels)
 
 
 def _hazards(model: Model, scale: int, levels: tuple[int, ...]) -> npt.NDArray[np.uint32]:
@@ -319,8 +333,3 @@ def _is_matrix(known: BaseTensor) -> bool:
 
 def _spec(dtype: str) -> Spec:
     return SPECS.get(dtype, PLAIN)
-
-
-def _class_bits(dtype: str) -> tuple[int, int, int]:
-    spec = _spec(dtype)
-    return spec.up, spec.down, spec.mask
