@@ -30,8 +30,11 @@ def map_safetensors(path: Path, *, writable: bool = False, private: bool = False
     """
     try:
         with path.open("r+b" if writable else "rb") as file:
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY if private else mmap.ACCESS_READ
-            content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=access), dtype=np.uint8)
+            if writable:  # all of it will be written, so the kernel may find its pages at once
+                mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+            else:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_READ)
+            content = np.frombuffer(mapped, dtype=np.uint8)
     except FileNotFoundError as error:
         raise NotFound(f"there is no weight file {path}", path=str(path)) from error
     except ValueError as error:  # an empty file cannot be mapped

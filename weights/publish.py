@@ -12,12 +12,15 @@ from contextlib import suppress
 import msgspec
 
 from contracts.errors import InvalidValue, WeightsRefused
-from weights.codec.delta import CODEC, Encoded, encode
-from weights.codec.history import History
+from weights.blocks import blocks_of, root_as
+from weights.codec.container import layout_of
+from weights.codec.delta import CODEC, encode
+from weights.codec.history import History, Moves
+from weights.parts import history_after, history_of, merge_parts, publish_part
 from weights.reader import advance_history
 from weights.stores.store import WeightStore
-from weights.tensors import Tensors, root_of
-from weights.versions.manifest import NO_HISTORY, OLDEST_SCHEMA, SCHEMA, Manifest
+from weights.tensors import Tensors
+from weights.versions.manifest import EPOCH_SCHEMA, NO_HISTORY, OLDEST_SCHEMA, Manifest
 from weights.versions.signing import Signer
 
 ANCHOR_EVERY = 25
@@ -75,13 +78,47 @@ def publish_version(
         num_samples=num_samples,
     )
     if parent is None:
-        _publish(store, about, encode(None, target), signer)
+        stored, _ = _publish(store, about, {}, target, history=None, signer=signer)
         if history is not None:
             history.reset()
-        return store.manifest(policy, version)
-    return _publish_step(
-        store, about, parent, base=base, target=target, history=history, signer=signer, parent_root=parent_root
+        return stored
+    base = store.load(policy, parent) if base is None else base
+    first, *anchors = edges_to(store, about, history, has_base=bool(base), parent_root=parent_root)
+    in_parts = _is_in_parts(store, policy, parent)
+    if base and not in_parts:
+        _check_root(first, base)
+    stored, moves = _publish(store, first, base, target, history=history, signer=signer, in_parts=in_parts)
+    for anchor in anchors:
+        _publish(store, anchor, {}, target, history=None, signer=signer, in_parts=in_parts)
+    if history is not None:
+        # The stored edge may be from before a restart. The moves are those that receivers see only if the payload is the same.
+        if moves is None:
+            history.reset()
+        else:
+            advance_history(history, stored, moves)
+    return stored
+
+
+def edges_to(
+    store: WeightStore, about: Manifest, history: History | None, *, has_base: bool, parent_root: str | None = None
+) -> list[Manifest]:
+    """The edges that a version with a parent is published by: its step, and a full copy if it is an anchor. Without payloads.
+
+    `about`: a full copy. `history`: after the parent. `has_base`: it has something in common with its parent. Raises as `publish_version`.
+    """
+    parent = about.parent
+    if parent is None:
+        return [about]
+    past = _usable(store, about.policy, parent, history)
+    is_anchor = not has_base or _versions_since_full(store, about.policy, parent) + 1 >= ANCHOR_EVERY
+    step = msgspec.structs.replace(
+        about,
+        base_version=parent,
+        base_root=_published_root(store, about.policy, parent, parent_root),
+        history=None if past is None else past.digest,
+        history_after=NO_HISTORY if is_anchor else None,
     )
+    return [step, about] if is_anchor else [step]
 
 
 def publish_fold(
@@ -109,10 +146,10 @@ def publish_fold(
             f"version {base_version} is the parent of {version}: its step is there", param="base_version"
         )
     anchor = primary.history_after == NO_HISTORY
-    about = msgspec.structs.replace(
+    fold = msgspec.structs.replace(
         primary,
         base_version=base_version,
-        base_root=_checked_root(store, policy, base_version, base),
+        base_root=_published_root(store, policy, base_version),
         history=None if history is None else history.digest,
         history_after=NO_HISTORY if anchor else None,
         codec=CODEC,
@@ -120,73 +157,65 @@ def publish_fold(
         key=None,
         signature=None,
     )
-    _publish(store, about, encode(base, target, history), signer)
-    return next(edge for edge in store.edges(policy, version) if edge.base_version == base_version)
+    in_parts = primary.parts is not msgspec.UNSET
+    if not in_parts:
+        _check_root(fold, base)
+    return _publish(store, fold, base, target, history=history, signer=signer, in_parts=in_parts)[0]
 
 
-def _publish_step(
+def _publish(
     store: WeightStore,
-    about: Manifest,
-    parent: int,
-    *,
-    base: Tensors | None,
+    edge: Manifest,
+    base: Tensors,
     target: Tensors,
+    *,
     history: History | None,
     signer: Signer | None,
-    parent_root: str | None,
-) -> Manifest:
-    base = store.load(about.policy, parent) if base is None else base
-    if base:
-        base_root = _checked_root(store, about.policy, parent, base, known=parent_root)
-    else:
-        base_root = store.manifest(about.policy, parent).target_root
-    past = _usable(store, about.policy, parent, history)
-    is_anchor = not base or _versions_since_full(store, about.policy, parent) + 1 >= ANCHOR_EVERY
-    encoded = encode(base, target, past)
-    after = None if past is None else past.next_digest(encoded.target_root)
-    step = msgspec.structs.replace(
-        about,
-        base_version=parent,
-        base_root=base_root,
-        history=None if past is None else past.digest,
-        history_after=NO_HISTORY if is_anchor else after,
-    )
-    _publish(store, step, encoded, signer)
-    if is_anchor:
-        _publish(store, about, encode(None, target), signer)
-    stored = store.manifest(about.policy, about.version)
-    if history is not None:
-        # The stored edge may be from before a restart. The moves are those that receivers see only if the payload is the same.
-        if [chunk.blake3 for chunk in stored.chunks] == [chunk.blake3 for chunk in encoded.chunks]:
-            advance_history(history, stored, encoded.moves)
-        else:
-            history.reset()
-    return stored
-
-
-def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Signer | None) -> None:
+    in_parts: bool = False,
+) -> tuple[Manifest, dict[str, Moves] | None]:
+    """Encode and publish an edge; returns the stored one, and the moves, if it has this payload."""
+    if in_parts:
+        part, moves = publish_part(store, edge, blocks_of(base), blocks_of(target), history)
+        stored, chunks = merge_parts(store, edge, layout_of(target), [part], signer), part.chunks
+        return stored, moves if stored.chunks == chunks else None
+    encoded = encode(None if edge.base_version is None else base, target, history_of(edge, history))
     manifest = msgspec.structs.replace(
-        about,
-        schema=SCHEMA if about.epoch else OLDEST_SCHEMA,
+        edge,
+        schema=EPOCH_SCHEMA if edge.epoch else OLDEST_SCHEMA,
         target_root=encoded.target_root,
-        chunks=tuple(msgspec.structs.replace(chunk, epoch=about.epoch) for chunk in encoded.chunks),
+        history_after=history_after(edge, encoded.target_root),
+        chunks=tuple(msgspec.structs.replace(chunk, epoch=edge.epoch) for chunk in encoded.chunks),
         full_bytes=encoded.full_bytes,
         num_changed=encoded.num_changed,
         num_weights=encoded.num_weights,
     )
-    if signer is not None:
-        manifest = signer.sign(manifest)
-    store.publish(manifest, encoded.payload)
+    store.publish(manifest if signer is None else signer.sign(manifest), encoded.payload)
+    stored = store.edge(manifest)
+    is_same = [chunk.blake3 for chunk in stored.chunks] == [chunk.blake3 for chunk in encoded.chunks]
+    return stored, encoded.moves if is_same else None
 
 
-def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
-    """The root of the base, checked; `known`: the expected root if the manifest of the version cannot be read any more."""
-    root, published = root_of(base), known
+def _published_root(store: WeightStore, policy: str, version: int, known: str | None = None) -> str:
+    """`known`: the root if the manifest of the version cannot be read any more."""
+    try:
+        return store.manifest(policy, version).target_root
+    except WeightsRefused:
+        if known is None:
+            raise
+        return known
+
+
+def _check_root(edge: Manifest, base: Tensors) -> None:
+    if root_as(base, edge.base_root) != edge.base_root:
+        said = f"the base given is not what was published as version {edge.base_version}"
+        raise WeightsRefused("wrong_base", said)
+
+
+def _is_in_parts(store: WeightStore, policy: str, version: int) -> bool:
+    """A lineage that several processes published stays one of parts: so the root of a version does not depend on their number."""
     with suppress(WeightsRefused):
-        published = store.manifest(policy, version).target_root
-    if root != published:
-        raise WeightsRefused("wrong_base", f"the base given is not what was published as version {version}")
-    return root
+        return store.manifest(policy, version).parts is not msgspec.UNSET
+    return False
 
 
 def _usable(store: WeightStore, policy: str, parent: int, history: History | None) -> History | None:

@@ -11,8 +11,9 @@ from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
-from weights.codec.delta import Staged, apply_staged, stage
+from weights.codec.delta import Staged, apply_staged
 from weights.codec.history import History, Moves
+from weights.staging import PayloadOf, stage_edge
 from weights.tensors import Tensor, Tensors
 from weights.versions.layout import (
     EDGE,
@@ -105,6 +106,15 @@ class WeightReader(ABC):
             raise no_version(policy, version, known)
         return edges
 
+    def edge(self, like: Manifest) -> Manifest:
+        """The trusted edge to the same version from the same base. Raises as `edges`; NotFound."""
+        if is_primary(like):
+            return self.manifest(like.policy, like.version)
+        for edge in self.edges(like.policy, like.version):
+            if edge.base_version == like.base_version:
+                return edge
+        raise NotFound(f"version {like.version} has no edge from {like.base_version}", policy=like.policy)
+
     def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
         """The trusted edges of a version, the primary one first, and why others are refused; empty: unknown. Raises Unavailable."""
         self.renew(policy, version)
@@ -163,7 +173,7 @@ class WeightReader(ABC):
         def follow(way: list[Manifest]) -> _Traveller:
             traveller = _Traveller({})
             for manifest in way:
-                traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
+                traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
             return traveller
 
         arrived = self._follow(policy, version, {}, follow)
@@ -178,7 +188,7 @@ class WeightReader(ABC):
         history: History | None = None,
         *,
         base_root: str | None = None,
-        payload: Callable[[Manifest], bytes] | None = None,
+        payload: PayloadOf | None = None,
     ) -> list[Hop]:
         """The changes from `base` to the weights of `version`: decoded, verified, and not applied. Empty if they are equal.
 
@@ -193,7 +203,7 @@ class WeightReader(ABC):
         def follow(way: list[Manifest]) -> list[Hop]:
             traveller, hops = _Traveller(base, history, base_root), []
             for number, manifest in enumerate(way, start=1):
-                hops.append(Hop(manifest, traveller.stage(manifest, _fetched(manifest, payload or self.payload))))
+                hops.append(Hop(manifest, traveller.stage(manifest, payload or self.payload)))
                 if number < len(way):
                     traveller.move(hops[-1], is_kept=True)
             return hops
@@ -269,13 +279,6 @@ def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Mo
         history.reset()
 
 
-def _fetched(manifest: Manifest, payload: Callable[[Manifest], bytes]) -> bytes:
-    try:
-        return payload(manifest)
-    except NotFound as error:
-        raise EdgeGone(manifest, error) from error
-
-
 class _Traveller:
     """The tensors and the history along a route. The start is only read."""
 
@@ -293,10 +296,13 @@ class _Traveller:
             self._own = _copied(self._base)
         return self._own
 
-    def stage(self, manifest: Manifest, payload: bytes) -> Staged:
-        """The next edge, verified. Raises WeightsRefused."""
+    def stage(self, manifest: Manifest, payload_of: PayloadOf) -> Staged:
+        """The next edge, verified. Raises WeightsRefused; EdgeGone."""
         at = self._base if self._own is None else self._own
-        return stage(at, manifest, payload, self.history, base_root=self._root)
+        try:
+            return stage_edge(at, manifest, payload_of, self.history, base_root=self._root)
+        except NotFound as error:
+            raise EdgeGone(manifest, error) from error
 
     def move(self, hop: Hop, *, is_kept: bool = False) -> None:
         """Apply a staged edge; if the hop is kept, its memory is not shared."""

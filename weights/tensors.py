@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 from contracts.errors import NotFound, WeightsRefused
 from contracts.files import open_plain, read_small
 from weights.cores import each
-from weights.files import write_durably
+from weights.files import full_disk_named, write_durably
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -72,7 +73,11 @@ def root_of_leaves(leaves: Iterable[tuple[str, str, tuple[int, ...], str]]) -> s
 
 def element_width(tensor: Tensor) -> int:
     """Bytes per element: 1, 2, 4 or 8; 1 for packed and exotic types, which are then handled byte by byte."""
-    width, rest = divmod(tensor.data.size, max(math.prod(tensor.shape), 1))
+    return _width(tensor.shape, tensor.data.size)
+
+
+def _width(shape: tuple[int, ...], num_bytes: int) -> int:
+    width, rest = divmod(num_bytes, max(math.prod(shape), 1))
     return width if rest == 0 and width in {2, 4, 8} else 1
 
 
@@ -118,16 +123,39 @@ def read_folder(folder: Path, read: Callable[[Path], Tensors]) -> Tensors:
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
     """Write one file durably, for transformers and torch too. Raises Unavailable: the disk is full; an earlier file stays."""
-    # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
-    ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
+    names, text = _header({name: (dtype, shape, data.size) for name, (dtype, shape, data) in tensors.items()})
+    write_durably(path, [text, *(tensors[name].data.data for name in names)])
+
+
+def allocate_safetensors(path: Path, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Make the file of zeros that tensors of these dtypes and shapes need, to be mapped and written. Raises Unavailable: the disk is full."""
+    sizes = {name: (dtype, shape, ELEMENT_BYTES[dtype] * math.prod(shape)) for name, (dtype, shape) in layout.items()}
+    _, text = _header(sizes)
+    with full_disk_named(path), path.open("wb") as file:
+        file.write(text)
+        file.flush()
+        # A hole that cannot be filled later would kill the process that writes to the map.
+        os.posix_fallocate(file.fileno(), 0, len(text) + sum(size for _, _, size in sizes.values()))
+
+
+def _header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[list[str], bytes]:
+    """The names in the order of the file, and how it begins. `tensors`: dtype, shape and bytes."""
+
+    def place(name: str) -> tuple[bool, int, str]:
+        """Empty ones, then the widest elements first, so that every tensor is aligned to its own element size."""
+        _, shape, size = tensors[name]
+        return size > 0, -_width(shape, size), name
+
+    ordered = sorted(tensors, key=place)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.data.size
-        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+    for name in ordered:
+        dtype, shape, size = tensors[name]
+        start, end = end, end + size
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
-    write_durably(path, [len(text).to_bytes(8, "little"), text, *(tensor.data.data for _, tensor in ordered)])
+    return ordered, len(text).to_bytes(8, "little") + text
 
 
 # Errors of safetensors for bytes that are missing rather than wrong.

@@ -66,6 +66,7 @@ def _travel(base: Tensors, target: Tensors, history: History) -> None:
     staged = stage(base, manifest, encoded.payload, history)
     apply_staged(base, staged)
     advance_history(history, manifest, staged.moves)
+    history.to_bytes()
 
 
 def _tensors(words: npt.NDArray[np.uint16]) -> Tensors:

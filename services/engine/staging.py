@@ -28,10 +28,11 @@ from policy.weights import (
 from services.engine.held import ArmWeights, BaseWeights, HeldParameters, HeldVersion, StagedUpdate
 from services.engine.local_copy import LocalCopy
 from weights.adapters import CONFIG, AdapterConfig, config_after
+from weights.blocks import root_as
 from weights.codec.delta import TensorChange
 from weights.codec.history import History
 from weights.reader import Hop, WeightReader, advance_history
-from weights.tensors import Tensor, digest_of, root_of, root_of_leaves, words_of
+from weights.tensors import Tensor, root_of, words_of
 from weights.versions.route import route
 
 _log = structlog.get_logger(__name__)
@@ -66,7 +67,7 @@ class Stager:
         try:
             for wanted in {run, self._run} - {None}:
                 self._check_run(arm, version, str(wanted))
-            step = self._stage(arm, version)
+            step = self._stage(arm, version, root)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OUT_OF_MEMORY):
                 raise
@@ -96,7 +97,7 @@ class Stager:
             said = f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own"
             raise WeightsRefused("wrong_run", f"{said}: {_WHO_ELSE}", version=version)
 
-    def _stage(self, arm: str, version: int) -> StagedUpdate:
+    def _stage(self, arm: str, version: int, root: str | None) -> StagedUpdate:
         own = self._arms.get(arm)
         if own is not None and (found := own.at_hand(version)) is not None:
             weights, held, undo = found
@@ -116,7 +117,7 @@ class Stager:
                 decayed.append(base.weights)
             else:
                 return self._from(base, hops, arm, decayed)
-        return self._from_nothing(arm, version)
+        return self._from_nothing(arm, version, root)
 
     def _bases(self, arm: str, version: int) -> list[BaseWeights]:
         """The weights in memory: the arm's own first; of each, its current version before its previous one."""
@@ -180,10 +181,10 @@ class Stager:
             whole=whole,
         )
 
-    def _from_nothing(self, arm: str, version: int) -> StagedUpdate:
+    def _from_nothing(self, arm: str, version: int, root: str | None) -> StagedUpdate:
         tensors, history = self._store.load_state(self._policy, version)
         changes = {name: TensorChange(one.dtype, one.shape, None, words_of(one)) for name, one in tensors.items()}
-        after = HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version))
+        after = HeldVersion(version, root_as(tensors, root), history, self._store.run_of(self._policy, version))
         to, weights, whole = self._target(arm, config_after({}, changes), after)
         changes.pop(CONFIG, None)
         patches = stage_changes(weights.of, changes, changes, with_undo=False)
@@ -271,8 +272,7 @@ def _wrong_base(version: int, config: AdapterConfig, root: str | None) -> Weight
 
 
 def _check_root(held: HeldVersion, source: Mapping[str, Tensor]) -> None:
-    root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in source.items())
-    if root != held.root:
+    if (root := root_as(source, held.root)) != held.root:
         said = f"version {held.version} had the root {held.root}, the weights in memory have {root}"
         raise WeightsRefused("wrong_base", said)
 

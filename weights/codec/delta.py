@@ -70,6 +70,8 @@ class Encoded(NamedTuple):
     full_bytes: int
     moves: dict[str, Moves]
     """The argument of `History.advance`."""
+    leaves: tuple[tuple[str, str, tuple[int, ...], str], ...]
+    """The argument of `root_of_leaves`, in the order of names."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -118,13 +120,15 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
     layout, (ways, models) = encoder.layout, encoder.choose()
     same = base is not None and layout == layout_of(base)
     header = Header(None if same else layout, models, tuple(way.head for way in ways))
+    leaves = tuple((*entry, way.digest) for entry, way in zip(layout, ways, strict=True))
     return Encoded(
         join_payload(header, [way.content for way in ways]),
-        root_of_leaves([(*entry, way.digest) for entry, way in zip(layout, ways, strict=True)]),
+        root_of_leaves(leaves),
         sum(way.num_changed for way in ways),
         encoder.num_weights,
         sum(encoder.sizes),
         {entry[0]: way.moves for entry, way in zip(layout, ways, strict=True) if way.moves is not None},
+        leaves,
     )
 
 

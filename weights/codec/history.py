@@ -50,7 +50,19 @@ def _note(tensor: tuple[States, Moves]) -> None:
     kernels.note_moves(states, moved.places, moved.moved_down)
 
 
+_MAGIC = b"MRH2"
+_Packed = tuple[int, bytes, bytes]
+"""How many states a tensor has, a bit for each, and those that are not 0."""
+
+
 class _Saved(msgspec.Struct, array_like=True):
+    digest: str
+    states: dict[str, _Packed]
+
+
+class _SavedWhole(msgspec.Struct, array_like=True):
+    """In files of earlier releases."""
+
     digest: str
     states: dict[str, bytes]
 
@@ -100,19 +112,54 @@ class History:
         return History(self.digest, copy.deepcopy(self._states))
 
     def to_bytes(self) -> bytes:
-        """For a file that survives a restart."""
-        saved = _Saved(self.digest, {name: states.tobytes() for name, states in self._states.items()})
-        return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(msgspec.msgpack.encode(saved))
+        """For a file that survives a restart: few states are not 0, so they are kept as a bit each and these few, which is quicker than zstd."""
+        tensors = [*self._states.values()]
+        packed = each(_packed, tensors, [states.size for states in tensors])
+        text = msgspec.msgpack.encode(_Saved(self.digest, dict(zip(self._states, packed, strict=True))))
+        return _MAGIC + blake3(text).digest() + text
 
     @classmethod
     def from_bytes(cls, content: bytes) -> History:
-        """Invert `to_bytes`. Raises WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor."""
+        """Invert `to_bytes`, also of earlier releases. Raises WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor."""
         try:
+            if content.startswith(_MAGIC):
+                saved = msgspec.msgpack.decode(_verified(content[len(_MAGIC) :]), type=_Saved)
+                states = {name: _unpacked(*packed) for name, packed in saved.states.items()}
+                return cls(saved.digest, states)
             # The size in a damaged frame is not trusted: zstd would allocate that much memory at once.
             if zstandard.frame_content_size(content) > len(content) * LARGEST_RATIO:
                 raise WeightsRefused("corrupt_history", "the history cannot be read: it claims an impossible size")
-            saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
-        except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            old = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_SavedWhole)
+        except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise WeightsRefused("corrupt_history", f"the history cannot be read: {error}") from error
-        states = {name: np.frombuffer(bytearray(data), dtype=np.uint8) for name, data in saved.states.items()}
-        return cls(saved.digest, states)
+        return cls(
+            old.digest, {name: np.frombuffer(bytearray(data), dtype=np.uint8) for name, data in old.states.items()}
+        )
+
+
+def _packed(states: States) -> _Packed:
+    moved = np.empty(states.size + 1, np.uint8)
+    return states.size, np.packbits(states != 0).tobytes(), moved[: _pack(states, moved)].tobytes()
+
+
+@kernels.compiled
+def _pack(states: States, moved: States) -> int:
+    """Write the states that are not 0 into `moved`, which has one element more; how many."""
+    count = 0
+    for place in range(states.size):
+        moved[count] = states[place]
+        count += states[place] != 0
+    return count
+
+
+def _unpacked(size: int, bits: bytes, moved: bytes) -> States:
+    states = np.zeros(size, np.uint8)
+    np.place(states, np.unpackbits(np.frombuffer(bits, np.uint8), count=size), np.frombuffer(moved, np.uint8))
+    return states
+
+
+def _verified(content: bytes) -> bytes:
+    text = content[blake3.digest_size :]
+    if blake3(text).digest() != content[: blake3.digest_size]:
+        raise ValueError("its bytes have another hash")
+    return text

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -25,14 +26,15 @@ import msgspec
 
 from contracts.errors import Conflict, NotFound, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
-from weights.codec.delta import apply_staged, stage
+from weights.codec.delta import apply_staged
 from weights.codec.history import History
 from weights.files import full_disk_named
 from weights.mapped import map_safetensors
 from weights.reader import advance_history
 from weights.replica.fetch import ChunkFolder, ChunkSource
 from weights.replica.slots import OpenSlot, Slot, Slots
-from weights.tensors import Tensors, write_safetensors
+from weights.staging import layout_in_parts, overwrite, stage_edge, write_parts
+from weights.tensors import Tensors, allocate_safetensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
 from weights.versions.route import EdgeGone, follow_route
@@ -40,6 +42,9 @@ from weights.versions.route import EdgeGone, follow_route
 _DAMAGED = {"slot_damaged", "history_damaged"}
 _ROUNDS = 4
 """Each round removes one damaged slot."""
+
+
+_NOTHING = OpenSlot({}, History())
 
 
 class ReplicaStore(ChunkSource, Protocol):
@@ -186,9 +191,9 @@ class Replica:
 
     def _bring(self, version: int, run: str | None) -> Slot:
         held = {slot.version: slot for slot in reversed(self._vouched()) if run in {None, slot.run}}
-        wanted = held.get(version) or self._make(version, held, run)
+        wanted, history = (held[version], None) if version in held else self._make(version, held, run)
         if wanted != self._held:
-            self._serve(wanted, self._slots.open(wanted))
+            self._serve(wanted, self._slots.open(wanted, history))
         self._slots.sweep()
         self._chunks.clear()
         return wanted
@@ -202,7 +207,7 @@ class Replica:
                 found.append(slot)
         return found
 
-    def _make(self, version: int, held: dict[int, Slot], run: str | None) -> Slot:
+    def _make(self, version: int, held: dict[int, Slot], run: str | None) -> tuple[Slot, History]:
         def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Slot | None] | None:
             first, last = edges[0], edges[-1]
             base = None if first.base_version is None else held[first.base_version]
@@ -222,53 +227,71 @@ class Replica:
             if (found := follow_route(edges_of, version, histories, fetch)) is not None:
                 return self._build(*found)
 
-    def _build(self, edges: list[Manifest], base: Slot | None) -> Slot:
+    def _build(self, edges: list[Manifest], base: Slot | None) -> tuple[Slot, History]:
         last = edges[-1]
         # It becomes the name of a folder, which is removed if the version is refused.
         if not is_digest(last.target_root):
             raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
         target = Slot(last.version, last.target_root, NO_HISTORY, last.run)
-        # Verified again even if it is served: the disk may have damaged it since.
-        history = self._slots.open(base).history if base else History()
+        is_served = base is not None and base == self._held
+        opened = _NOTHING if base is None else self._opened if is_served and self._opened else self._slots.open(base)
+        history = opened.history.copy()
         path = self._slots.begin(target)
         self._fault("slot: begun")
         try:
-            self._write_model(path, edges, base, history)
-            self._fault("slot: model durable")
+            self._write_model(path, edges, base, opened.tensors, history)
+            self._fault("slot: model written")
             target = target._replace(history=history.digest)
-            self._slots.finish(target, history, msgspec.json.encode(last))
-        except (Unavailable, WeightsRefused):
+            with ThreadPoolExecutor(1) as disk:  # it writes the model while the history is packed
+                model = disk.submit(_sync, path)
+                self._slots.finish(target, history, msgspec.json.encode(last), model.result)
+        except (Unavailable, WeightsRefused) as error:
             self._slots.drop(target)
+            if is_served and base and isinstance(error, WeightsRefused):
+                self._slots.open(base)  # the disk may have damaged it since it began to serve
             raise
-        return target
+        return target, history
 
-    def _write_model(self, path: Path, edges: list[Manifest], base: Slot | None, history: History) -> None:
-        """Write the model to `path`, durably, by changing a copy of the base in place, and advance `history`."""
+    def _write_model(
+        self, path: Path, edges: list[Manifest], base: Slot | None, known: Tensors, history: History
+    ) -> None:
+        """Write the model to `path`, by changing a copy of the base in place, and advance `history`. `known`: the tensors of the base."""
         mapped: Tensors = {}
         if base is not None:
             with full_disk_named(path):
                 shutil.copyfile(self._slots.model_of(base), path)
             self._fault("slot: base copied")
             mapped = map_safetensors(path, writable=True)
+        elif (layout := layout_in_parts(edges[0])) is not None:
+            allocate_safetensors(path, layout)
+            mapped = map_safetensors(path, writable=True)
         tensors, root = dict(mapped), base.root if base else None
         for manifest in edges:
-            known = {} if manifest.base_version is None else tensors
-            staged = stage(known, manifest, self._chunks.payload(manifest), history, base_root=root)
-            self._fault("stage: verified")
-            apply_staged(known, staged)
+            if layout_in_parts(manifest) == {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}:
+                moves = write_parts(tensors, known, manifest, self._chunks.payload, history, base_root=root)
+            else:
+                tensors = {} if manifest.base_version is None else tensors
+                staged = stage_edge(known, manifest, self._chunks.payload, history, base_root=root)
+                self._fault("stage: verified")
+                if not overwrite(tensors, staged):
+                    apply_staged(tensors, staged)
+                moves = staged.moves
             self._fault("stage: applied")
-            tensors, root = known, staged.target_root
-            advance_history(history, manifest, staged.moves)
+            known, root = tensors, manifest.target_root
+            advance_history(history, manifest, moves)
         if mapped.keys() != tensors.keys() or any(tensors[name].data is not mapped[name].data for name in mapped):
             write_safetensors(path, tensors)
-            return
-        with full_disk_named(path), path.open("rb") as file:
-            os.fsync(file.fileno())  # makes what was written through the memory map durable
 
     def _serve(self, held: Slot, opened: OpenSlot) -> None:
         if self._slots.current != held:
             self._slots.flip(held)
         self._held, self._opened = held, opened
+
+
+def _sync(path: Path) -> None:
+    """Make durable what was written through a memory map."""
+    with full_disk_named(path), path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _lock(path: Path) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +21,11 @@ import msgspec
 
 from contracts.errors import NotFound, WeightsRefused
 from contracts.faults import FaultPoint
+from weights.blocks import root_as
 from weights.codec.history import History
 from weights.files import make_folder_durably, read_small, write_durably
 from weights.mapped import map_safetensors
-from weights.tensors import SINGLE_FILE, Tensors, root_of
+from weights.tensors import SINGLE_FILE, Tensors
 from weights.versions.manifest import NO_HISTORY
 
 SCHEMA = 1
@@ -88,8 +90,8 @@ class Slots:
         ordered = [name for name in first if name in names] + [name for name in names if name not in first]
         return [held for name in ordered if (held := self._label(name)) is not None]
 
-    def open(self, held: Slot) -> OpenSlot:
-        """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
+    def open(self, held: Slot, history: History | None = None) -> OpenSlot:
+        """The tensors of a slot, memory-mapped and read-only, and its history, both verified. `history`: what was just written.
 
         Raises WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
         `history_damaged`: the slot stays, and from now on its history is unknown.
@@ -97,13 +99,13 @@ class Slots:
         place = self._place(held)
         try:
             tensors = map_safetensors(self.model_of(held))
-            reason = None if (root := root_of(tensors)) == held.root else f"its tensors add up to {root}"
+            reason = None if (root := root_as(tensors, held.root)) == held.root else f"its tensors add up to {root}"
         except (NotFound, WeightsRefused) as error:
             reason = error.message
         if reason is not None:
             self.drop(held)
             raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
-        return OpenSlot(tensors, self._history(held))
+        return OpenSlot(tensors, self._history(held) if history is None else history)
 
     def _history(self, held: Slot) -> History:
         if held.history == NO_HISTORY:
@@ -148,12 +150,13 @@ class Slots:
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
-    def finish(self, held: Slot, history: History, manifest: bytes) -> None:
-        """Complete a slot whose model is durable."""
+    def finish(self, held: Slot, history: History, manifest: bytes, is_durable: Callable[[], None]) -> None:
+        """Complete a slot. `is_durable` returns once its model is."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
             write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
         self.keep_manifest(held, manifest)
+        is_durable()
         self._fault("slot: before held.json")
         self._write_label(held)
         self._fault("slot: whole")

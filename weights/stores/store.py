@@ -37,6 +37,7 @@ from weights.versions.layout import (
     edge_path,
     is_chunk,
     is_primary,
+    parts_of,
     policy_folder,
     version_folder,
 )
@@ -63,15 +64,24 @@ class WeightStore(WeightReader):
         super().__init__(keyring, objects.connections)
         self.objects, self._held = objects, held
 
-    def publish(self, manifest: Manifest, payload: bytes) -> None:
+    def put_part(self, manifest: Manifest, payload: bytes) -> None:
+        """Make the chunks of a part durable; nobody sees them before `publish` names them. Doing it again is a no-op.
+
+        Raises WeightsRefused: the payload is another; Unavailable, InvalidSettings.
+        """
+        with self.objects.turn(policy_folder(manifest.policy)):
+            list(self._each(lambda part: self._write_chunk(manifest.policy, *part, []), parts_of(manifest, payload)))
+
+    def publish(self, manifest: Manifest, payload: bytes | None = None) -> None:
         """Make an edge durable, bytes first. Doing it again is a no-op, with any payload that leads to the same weights.
 
-        A manifest in its place that is not believed is replaced, unless it is of another run. Raises Conflict: the version exists with
+        Without a payload its chunks are there already, see `put_part`. A manifest in its place that is not believed is replaced, unless it is of another run. Raises Conflict: the version exists with
         other weights or another parent; InvalidValue: see `check_offer`, or a fold or full copy of a version that does not exist yet;
         Unavailable: the edge stays invisible, unless nobody could confirm its manifest: publishing again settles it; InvalidSettings: the
         store refuses the keys, is read only, or does not exist; WeightsRefused: the payload is another, or the keyring refuses.
         """
-        parts = check_offer(manifest, payload, self._keyring)
+        check_offer(manifest, self._keyring)
+        parts = [] if payload is None else parts_of(manifest, payload)
         path, text = edge_path(manifest), msgspec.json.format(msgspec.json.encode(manifest))
         with self.objects.turn(policy_folder(manifest.policy)) as is_alone:
             if self._is_published(manifest):
@@ -80,6 +90,8 @@ class WeightStore(WeightReader):
                 return
             self._check_free(manifest)
             written: list[str] = []
+            if payload is None:
+                self._check_there(manifest)
             try:
                 list(self._each(lambda part: self._write_chunk(manifest.policy, *part, written), parts))
                 self._write_edge(manifest, text)
@@ -189,6 +201,13 @@ class WeightStore(WeightReader):
         taken = {"wrong_run", "unknown_key"} if offered.version == 0 else {"wrong_run"}
         if isinstance(edge, WeightsRefused) and edge.code in taken:
             raise edge
+
+    def _check_there(self, manifest: Manifest) -> None:
+        def is_there(chunk: Chunk) -> bool:
+            return self.objects.renew(chunk_path(manifest.policy, chunk.name), chunk.num_bytes)
+
+        if not all(self._each(is_there, manifest.chunks)):
+            raise Unavailable(f"chunks of a part of version {manifest.version} are gone: publish its parts again")
 
     def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[str]) -> None:
         """Write a chunk unless it is there; `written` gets its path if there was nothing before."""

@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from contracts.errors import Conflict, InvalidValue, NotFound, WeightsRefused
 from weights.versions.manifest import CHUNK_BYTES, Chunk, Manifest, parse_manifest
+from weights.versions.parts import parts_fault
 
 VERSION = re.compile(r"v(\d{6,})")
 EDGE = re.compile(r"step\.json|full\.json|fold-\d{6,}\.json")
@@ -92,11 +93,11 @@ def lineage_fault(manifest: Manifest) -> str | None:
     return None
 
 
-def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) -> list[tuple[Chunk, memoryview]]:
-    """Split the payload into the manifest's chunks, if both may be published.
+def check_offer(manifest: Manifest, keyring: Verifier | None) -> None:
+    """Return only if the manifest may be published.
 
-    Raises InvalidValue: an invalid name, a parent or base that is not earlier, or chunks that cannot be stored. WeightsRefused:
-    `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
+    Raises InvalidValue: an invalid name, a parent or base that is not earlier, or chunks or parts that cannot be stored. WeightsRefused:
+    the keyring's, because nobody could read it again.
     """
     version_folder(manifest.policy, manifest.version)
     for fault, param in ((lineage_fault(manifest), "parent"), (_fault(manifest), "manifest")):
@@ -104,7 +105,6 @@ def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) ->
             raise InvalidValue(fault, param=param)
     if keyring is not None:
         keyring.verify(manifest)
-    return parts_of(manifest, payload)
 
 
 def parts_of(manifest: Manifest, payload: bytes) -> list[tuple[Chunk, memoryview]]:
@@ -197,4 +197,4 @@ def _fault(manifest: Manifest) -> str | None:
     for chunk in manifest.chunks:
         if not is_chunk(chunk.name) or not 0 < chunk.num_bytes <= CHUNK_BYTES or chunk.epoch < 0:
             return f"{chunk.name[:80]!r} with {chunk.num_bytes} bytes is not a chunk of at most {CHUNK_BYTES} bytes"
-    return None
+    return parts_fault(manifest)

@@ -6,14 +6,18 @@ the same root.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Literal, TypeVar
 
 import msgspec
 
 from contracts.errors import WeightsRefused
+from weights.tensors import root_of_leaves
 
-SCHEMA = 3
-"""The schema of a manifest whose chunks are under an epoch."""
+SCHEMA = 4
+"""The newest schema that is read, and that of a version of parts."""
+EPOCH_SCHEMA = 3
+"""The schema of a manifest without parts whose chunks are under an epoch."""
 OLDEST_SCHEMA = 2
 """The schema of every other manifest: older homes have only these, and their signatures stay valid."""
 CHUNK_BYTES = 8 * 2**20
@@ -36,6 +40,34 @@ class Chunk(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     def name(self) -> str:
         """Its name among the chunks of a policy."""
         return f"e{self.epoch:06d}/{self.blake3}" if self.epoch else self.blake3
+
+
+class Leaf(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of a part, or one of its blocks of rows (`weights.blocks`)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    """`digest_of`."""
+
+    @property
+    def entry(self) -> tuple[str, str, tuple[int, ...]]:
+        """All but the digest."""
+        return self.name, self.dtype, self.shape
+
+
+class StoredPart(msgspec.Struct, frozen=True):
+    """What one process encoded of a version: a payload of its own over its leaves."""
+
+    num_chunks: int
+    """Its payload: the chunks of the manifest behind those of the parts before it."""
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def root(self) -> str:
+        """Of its leaves alone."""
+        return root_of_leaves(msgspec.structs.astuple(leaf) for leaf in self.leaves)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +98,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     num_samples: int
     """Samples learned since the parent."""
+    parts: tuple[StoredPart, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Each with a payload of its own; their leaves together are those of `target_root`. Unset: one payload over whole tensors."""
     key: str | None = None
     """Id of the key that signed; None: unsigned."""
     signature: str | None = None
@@ -77,6 +111,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if self.base_version is None:
             return "full"
         return "step" if self.base_version == self.parent else "fold"
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Of all parts."""
+        return tuple(leaf for part in self.parts or () for leaf in part.leaves)
 
     @property
     def payload_bytes(self) -> int:
@@ -124,3 +163,14 @@ def check_schema(schema: int) -> None:
             "older_schema",
             f"the manifest has schema {schema}, this process reads {OLDEST_SCHEMA} to {SCHEMA}: publish the version again",
         )
+
+
+def edges_of_parts(manifest: Manifest) -> list[Manifest]:
+    """An edge for each part, which leads to its leaves alone: its payload decodes as any other. Without parts: the manifest itself."""
+    if manifest.parts is msgspec.UNSET:
+        return [manifest]
+    found, chunks = [], iter(manifest.chunks)
+    for part in manifest.parts:
+        own = tuple(islice(chunks, part.num_chunks))
+        found.append(msgspec.structs.replace(manifest, target_root=part.root, chunks=own, parts=(part,)))
+    return found

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import MillraceError, WeightsRefused
+from weights.blocks import root_as
 from weights.mapped import map_safetensors
-from weights.tensors import Tensor, Tensors, root_of
+from weights.tensors import Tensor, Tensors
 
 _WORD = {"BF16": "<u2", "F16": "<u2", "F32": "<u4"}
 _INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
@@ -89,7 +90,7 @@ def stage(
 def read_verified(path: Path, root: str, version: int | None = None) -> Tensors:
     """Map a file. Raises NotFound; WeightsRefused: `wrong_root`, it holds other weights; names the version, if it is given."""
     tensors = map_safetensors(path, private=True)
-    if (found := root_of(tensors)) != root:
+    if (found := root_as(tensors, root)) != root:
         wanted = f"not {root}" if version is None else f"v{version} has {root}"
         raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, {wanted}")
     return tensors

@@ -171,7 +171,7 @@ def test_manifests_that_cannot_be_read_are_refused_by_name() -> None:
         (b'{"schema": 2, "policy": "\xff"}', "corrupt_manifest"),
         (b'{"schema": 2, "policy": ' + b"[" * 100_000, "corrupt_manifest"),
         (b'{"schema": 1, "tensors": []}', "older_schema"),
-        (b'{"schema": 4, "chunks": "elsewhere"}', "newer_schema"),
+        (b'{"schema": 5, "chunks": "elsewhere"}', "newer_schema"),
     ):
         with refused(code):
             parse_manifest(text)

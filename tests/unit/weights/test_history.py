@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 import zstandard
@@ -99,6 +100,14 @@ def test_it_survives_a_restart_and_goes_on() -> None:
             size = tensor.data.size // 2
             assert restored.states(name, size).tolist() == history.states(name, size).tolist()
         base = target
+
+
+def test_the_file_of_an_earlier_release_is_read() -> None:
+    states = bytes([0, 3, 0, 255])
+    content = zstandard.compress(msgspec.msgpack.encode(["digest", {"a": states}]))
+    history = History.from_bytes(content)
+    assert (history.digest, history.states("a", 4).tobytes()) == ("digest", states)
+    assert History.from_bytes(history.to_bytes()).states("a", 4).tobytes() == states
 
 
 def test_no_damage_to_its_file_is_taken_for_a_history() -> None:

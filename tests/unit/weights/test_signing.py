@@ -63,6 +63,8 @@ def changed(value: Any) -> Any:
     """Another value that the field could have."""
     if isinstance(value, str):
         return ("1" if value[0] != "1" else "2") + value[1:]
+    if value is msgspec.UNSET:
+        return ()
     if isinstance(value, tuple):
         return value[::-1]
     return value + 1 if value is not None else None

@@ -1,0 +1,140 @@
+"""Blocks of rows: in a version of parts every tensor above 64 MiB is cut into blocks, each a tensor of its own. Pure.
+
+A block has the name `tensor[first:last]`, by the rows of dimension 0. The cut follows from dtype and shape alone, so the root of such a version
+is the same however many processes published it, and a process that has a part of the rows can give the digests of its blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from contracts.errors import WeightsRefused
+from weights.tensors import ELEMENT_BYTES, Tensor, root_of
+
+BLOCK_BYTES = 64 * 2**20
+_BLOCK = re.compile(r"(.+)\[(\d{1,18}):(\d{1,18})\]", re.DOTALL)
+_MOST_DIMENSIONS = 64
+
+Entry = tuple[str, str, tuple[int, ...]]
+"""Name, dtype and shape of a tensor or of a block."""
+
+
+class Rows(NamedTuple):
+    """Rows `first` to before `last` of dimension 0 of a tensor."""
+
+    name: str
+    first: int
+    last: int
+
+
+class Whole(NamedTuple):
+    """A tensor in its blocks, by their names and in their order; one that is not cut is its only block."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    blocks: tuple[str, ...]
+
+
+def rows_in(block: str) -> Rows | None:
+    """Which rows a block has; None: this is the name of a tensor that is not cut."""
+    found = _BLOCK.fullmatch(block)
+    return None if found is None else Rows(found[1], int(found[2]), int(found[3]))
+
+
+def rows_at_once(dtype: str, shape: tuple[int, ...]) -> int:
+    """Rows of a block, at least one; 0: the tensor is not cut."""
+    num_bytes = ELEMENT_BYTES.get(dtype, 0) * math.prod(shape)
+    return max(1, BLOCK_BYTES * shape[0] // num_bytes) if num_bytes > BLOCK_BYTES else 0
+
+
+def cut(entry: Entry) -> list[Entry]:
+    """The blocks of a tensor, in order. Raises WeightsRefused: `block_name`, its name is one of a block."""
+    name, dtype, shape = entry
+    if rows_in(name) is not None:
+        raise WeightsRefused("block_name", f"a tensor cannot have the name {name!r}, which is one of a block of rows")
+    if not (step := rows_at_once(dtype, shape)):
+        return [entry]
+    firsts = range(0, shape[0], step)
+    lasts = [min(first + step, shape[0]) for first in firsts]
+    return [
+        (f"{name}[{first}:{last}]", dtype, (last - first, *shape[1:]))
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def blocks_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors in blocks: views of the same memory, made when they are asked for if the tensors are. Raises as `cut`."""
+    found = _Blocks(tensors)
+    return {name: found[name] for name in found} if isinstance(tensors, dict) else found
+
+
+def root_as(tensors: Mapping[str, Tensor], published: str | None) -> str:
+    """The root of these tensors: that of a version of parts if it is `published`, else `root_of`."""
+    if (root := root_of(tensors)) == published or not any(
+        rows_at_once(tensor.dtype, tensor.shape) for tensor in tensors.values()
+    ):
+        return root
+    return published if published is not None and root_of(blocks_of(tensors)) == published else root
+
+
+def wholes_of(blocks: Iterable[Entry]) -> dict[str, Whole]:
+    """The tensors that these blocks are, by name. Raises WeightsRefused: `parts_overlap`, `parts_gap`; `wrong_part`, they are cut otherwise."""
+    groups: dict[str, list[tuple[int, int, Entry]]] = {}
+    for entry in blocks:
+        rows = rows_in(entry[0])
+        name, place = (entry[0], (-1, -1)) if rows is None else (rows.name, rows[1:])
+        groups.setdefault(name, []).append((*place, entry))
+    return {name: _whole(name, sorted(group)) for name, group in sorted(groups.items())}
+
+
+def _whole(name: str, group: list[tuple[int, int, Entry]]) -> Whole:
+    (start, _, (_, dtype, shape)), at = group[0], 0
+    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+        raise WeightsRefused("wrong_part", f"{name!r} cannot have the shape {shape}")
+    if start < 0 and len(group) == 1:
+        if rows_at_once(dtype, shape):
+            raise WeightsRefused("wrong_part", f"{name!r} is not cut into blocks of {BLOCK_BYTES} bytes")
+        return Whole(dtype, shape, (name,))
+    for first, last, (_, other, sizes) in group:
+        if first < at:
+            raise WeightsRefused("parts_overlap", f"{name!r} is there twice, from row {max(first, 0)} on")
+        if first > at:
+            raise WeightsRefused("parts_gap", f"rows {at} to {first} of {name!r} are in no part")
+        if (other, sizes) != (dtype, (last - first, *shape[1:])) or last <= first:
+            raise WeightsRefused("wrong_part", f"rows {first} to {last} of {name!r} are {other} of shape {sizes}")
+        at = last
+    joined = (at, *shape[1:])
+    step = rows_at_once(dtype, joined)
+    if not step or [first for first, _, _ in group] != [*range(0, at, step)]:
+        raise WeightsRefused("wrong_part", f"{name!r} is not cut into blocks of {BLOCK_BYTES} bytes")
+    return Whole(dtype, joined, tuple(entry[0] for _, _, entry in group))
+
+
+class _Blocks(Mapping[str, Tensor]):
+    """Blocks that are made when they are asked for; the last tensor is kept, because its blocks are asked for one by one."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._last: tuple[str, Tensor] | None = None
+        self._names: dict[str, Rows | None] = {}
+        for name, tensor in tensors.items():
+            self._names |= {entry[0]: rows_in(entry[0]) for entry in cut((name, tensor.dtype, tuple(tensor.shape)))}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if (rows := self._names[name]) is None:
+            return self._tensors[name]
+        last = self._last
+        if last is None or last[0] != rows.name:
+            self._last = last = (rows.name, self._tensors[rows.name])
+        dtype, shape, data = last[1]
+        width = data.size // shape[0]
+        return Tensor(dtype, (rows.last - rows.first, *shape[1:]), data[rows.first * width : rows.last * width])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
