@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fastapi import Request, Response
 
@@ -24,7 +24,6 @@ from contracts.keys import Caller
 from services.inference.arrival import PURPOSE_HEADER, Admission, AnswerPath, Arrival, with_labels
 from services.inference.endpoint import Endpoint
 from services.inference.plan import Planner, RequestPlan
-from services.inference.provider.routes import Front
 from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
 from services.provider import Spoken
@@ -39,6 +38,31 @@ class Asked(NamedTuple):
     """The whole of it as items, if the body only refers to its beginning."""
 
 
+class InFront(Protocol):
+    """A provider that stands in front of the policy: `provider/routes.py`."""
+
+    def renamed(self, request: ChatRequest) -> ChatRequest:
+        """The request, for the policy also if it has the provider's name of the model."""
+        ...
+
+    def passes(self, spoken: Spoken | None) -> bool:
+        """Whether it speaks this dialect."""
+        ...
+
+    async def path_of(
+        self,
+        sent: Arrival,
+        plan: RequestPlan | None = None,
+        conversation: Sequence[dict[str, Any]] | None = None,
+    ) -> AnswerPath:
+        """The path to the provider, under id, terms and draw of the plan. Raises InvalidRequest."""
+        ...
+
+    async def goes_on(self, sent: Arrival) -> bool:
+        """Whether a request goes on from a response of the provider's. Raises InvalidRequest."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Responder:
     """See the module. `front`: where a provider stands in front of the policy."""
@@ -46,7 +70,7 @@ class Responder:
     planner: Planner
     endpoint: Endpoint
     admission: Admission
-    front: Front | None = None
+    front: InFront | None = None
 
     async def respond(
         self,
