@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rewards.killable.pool import Pool
-from rewards.killable.process import ItemOutcome
+from runtime.killable.process import ItemOutcome
 from rewards.verifiers.check import Answer, BatchVerifier, Check, bad_reference, broken, unlabelled, wrong
 
 STARVED_SHARE, STARVED_SECONDS = 0.2, 0.25
