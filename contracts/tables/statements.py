@@ -164,9 +164,7 @@ def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> 
 def add_to_count(connection: Connection, table: Table, state: str, num: int) -> None:
     """Add to one count in a table of (state, count)."""
     if num:
-        insert_new(connection, table, {"state": state, "count": 0})
-        counted = table.update().where(table.c.state == state)
-        connection.execute(counted.values(count=table.c["count"] + num))
+        add_all(connection, table, [{"state": state, "count": num}])
 
 
 def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:
