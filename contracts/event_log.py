@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from contracts.errors import PositionLost, RecordTooLarge
@@ -11,6 +11,8 @@ NUM_PARTITIONS = 4
 """Of each topic, unless the settings say another number."""
 MAX_RECORD_BYTES = 1_000_000
 """Key and value. With its envelope, such a record fits the default limit of a Kafka broker, 1 MiB."""
+
+_PAGE = 1000
 
 LoadPosition = Callable[[str, int], int]
 """(topic, partition) to the next offset to read. Called once for every partition that a consumer gets."""
@@ -122,6 +124,13 @@ class EventLog(Protocol):
 
     def close(self) -> None:
         """Release connections and threads."""
+
+
+def pages_of(log: EventLog, topic: str, partition: int, start: int, end: int) -> Iterator[list[LogRecord]]:
+    """The records from `start` on, without a group; the last page may go beyond `end`. Raises Unavailable, Damaged: the log cannot be read."""
+    while start < end and (records := log.read(topic, partition, start, _PAGE)):
+        yield records
+        start = records[-1].offset + 1
 
 
 def check_sizes(messages: Sequence[Message]) -> None:

@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 
 from contracts.errors import InvalidRecord
-from contracts.event_log import EventLog, LogRecord
+from contracts.event_log import EventLog, LogRecord, pages_of
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.topics import EPISODES
@@ -28,7 +28,6 @@ from rewards.worker import SLOW_BATCH
 from runtime.database import Database
 from runtime.log.answers import with_answers
 
-_PAGE = 500
 _SAME, _NUM_LARGEST = 1e-9, 10
 
 
@@ -87,11 +86,9 @@ class Replay:
 
 
 def _stretch(log: EventLog, database: Database, partition: int, since: float, end: int) -> Iterator[LogRecord]:
-    offset = _first_since(log, partition, since, end)
-    while offset < end and (records := log.read(EPISODES, partition, offset, _PAGE)):
+    for records in pages_of(log, EPISODES, partition, _first_since(log, partition, since, end), end):
         wanted = [record for record in records if record.offset < end and record.appended_at >= since]
         yield from with_answers(log, database, wanted)
-        offset = records[-1].offset + 1
 
 
 def _first_since(log: EventLog, partition: int, since: float, end: int) -> int:

@@ -49,7 +49,9 @@ class Handler(Protocol[Item]):
     def tick(
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
     ) -> list[Message]:
-        """Apply the passing of time to these partitions. `is_at_end`: the last poll returned every record that the log has."""
+        """Apply the passing of time to these partitions, by default nothing. `is_at_end`: the last poll returned every record that the log has."""
+        del connection, now, partitions, is_at_end
+        return []
 
 
 def prepare_batch(handler: Handler[Item], records: Sequence[LogRecord]) -> list[BatchRecord[Item]]:

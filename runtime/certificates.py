@@ -110,6 +110,6 @@ def refusal_in_words(  # noqa: PLR0911 one line per fault
     )
 
 
-def days_left(certificate: x509.Certificate, now: float | None = None) -> float:
+def days_left(certificate: x509.Certificate) -> float:
     """Days until a certificate ends; negative if it has."""
-    return (certificate.not_valid_after_utc.timestamp() - (time.time() if now is None else now)) / 86_400.0
+    return (certificate.not_valid_after_utc.timestamp() - time.time()) / 86_400.0

@@ -62,10 +62,10 @@ def first_id(day: date) -> str:
     return first_id_at(int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000)
 
 
-def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
+def migrate(database: Database) -> None:
     """Apply all migrations, and make the partitions of the coming days. Raises InvalidSettings, ClockOff, Unavailable."""
     database.upgrade_schema()
-    make_days_now(database, wall)
+    make_days_now(database)
 
 
 def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:

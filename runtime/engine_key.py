@@ -7,14 +7,12 @@ MILLRACE_ENGINE_KEY        used instead of the file, for an engine that cannot r
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
 from pathlib import Path
 
 from contracts.errors import InvalidSettings
-from runtime.private_files import make_secret
-from runtime.settings_file import refuse_to_make
+from runtime.secret_values import home_secret
 
 ENGINE_KEY = "MILLRACE_ENGINE_KEY"
 FILE_NAME = "engine.key"
@@ -24,16 +22,8 @@ _USABLE = re.compile(r"[!-~]{16,256}")
 
 def engine_key(home: Path) -> str:
     """The secret of this home, made if it does not exist; all processes get the same one. Raises InvalidSettings: it is unusable."""
-    if given := os.environ.get(ENGINE_KEY, "").strip():
-        return _usable(given, ENGINE_KEY)
-    path = home / FILE_NAME
-    try:
-        if not path.exists():
-            refuse_to_make("the engine and its clients (inference, and init) need the same", ENGINE_KEY)
-            make_secret(path, new_engine_key())
-        return _usable(path.read_text().strip(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{path} cannot be used ({error}); make it readable, or set {ENGINE_KEY}") from error
+    why = "the engine and its clients (inference, and init) need the same"
+    return home_secret(home / FILE_NAME, ENGINE_KEY, why, new_engine_key, _usable)
 
 
 def new_engine_key() -> str:

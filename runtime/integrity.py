@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.errors import Damaged
-from contracts.event_log import EventLog, LogRecord, is_damaged
+from contracts.event_log import EventLog, LogRecord, is_damaged, pages_of
 from runtime.log.loss_detection import PositionKey
 from runtime.settings import Settings
 
@@ -23,7 +23,6 @@ QUICK_BYTES = 8 * 2**30
 """Up to this size a start checks every page; only `millrace doctor` checks larger files."""
 NEWEST_RECORDS = 1000
 """A start checks this many of the newest records of each partition, and all unread ones."""
-_PAGE = 500
 
 
 class DamagedFile(NamedTuple):
@@ -62,9 +61,8 @@ def damaged_records(
     for topic, state in event_log.describe().items():
         for partition, end in state.ends.items():
             offset = max(0, min(end - newest, unread.get((topic, partition), end)))
-            while offset < end and (records := event_log.read(topic, partition, offset, _PAGE)):
+            for records in pages_of(event_log, topic, partition, offset, end):
                 yield from (record for record in records if is_damaged(record.value))
-                offset = records[-1].offset + 1
 
 
 def _problem_of(path: Path, *, everything: bool) -> str | None:

@@ -7,7 +7,6 @@ A base is kept in the temporary folder of this machine under a hash of the code 
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,12 +17,12 @@ from random import Random
 from typing import cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.products.questions import ExtraProduct, ProductQuestion, stream
 from examples.reservations.build_base import MAX_LEARNING_RATE, WARM_UP_STEPS
-from examples.reservations.fitting import fit, padded, save
-from examples.reservations.tokenizer import CHAT_TEMPLATE, END, ROLES, VOCABULARY_SIZE, as_chat, train_merges
+from examples.reservations.fitting import fit, padded, save, untrained
+from examples.reservations.tokenizer import CHAT_TEMPLATE, CONTEXT, END, ROLES, VOCABULARY_SIZE, as_chat, train_merges
 from tests.worlds.paths import EXAMPLE
 
 NUM_STEPS, QUICK_STEPS = 1500, 200
@@ -69,21 +68,10 @@ def _build(product: ExtraProduct, num_steps: int, out: Path) -> None:
 
 def _model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """The demo's kind of model, smaller: about 0.3 million parameters with tied embeddings."""
-    torch.manual_seed(_SEED)
-    config = LlamaConfig(
-        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
-        hidden_size=96,
-        intermediate_size=288,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    return untrained(
+        tokenizer, _SEED, context=CONTEXT, hidden_size=96, intermediate_size=288, num_hidden_layers=2, **heads
     )
-    return LlamaForCausalLM(config)
 
 
 def _batches(product: ExtraProduct, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -35,13 +35,11 @@ _CHECKED = {"verify-ca", "verify-full"}
 _MOMENT = "%Y-%m-%d %H:%M UTC"
 
 
-def certificate_findings(
-    settings: Settings, environment: Mapping[str, str] = os.environ, now: float | None = None
-) -> Iterator[Finding]:
+def certificate_findings(settings: Settings, environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """One finding per file with certificates, by the one that ends first; one if there is none."""
     given = (environment[name] for name in _VARIABLES if environment.get(name))
     named = dict.fromkeys([*_paths_in(read_home_settings(settings.home) or {}), *given])
-    found = [item for path in named if (item := _file(Path(path), time.time() if now is None else now)) is not None]
+    found = [item for path in named if (item := _file(Path(path), time.time())) is not None]
     yield from found or [Finding("certificate", True, False, "the settings name no file of certificates")]
 
 

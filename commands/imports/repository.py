@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection, select
 
-from commands.ledger.queries import join_positions
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog
 from contracts.ids import parse_sample_key, sample_key
@@ -21,7 +20,7 @@ from contracts.records import Generation, Outcome, Record, Signal, decode_shape
 from contracts.tables import generation, received_signal
 from contracts.tables.statements import among, insert_all_new
 from contracts.topics import GENERATIONS, OUTCOMES
-from runtime.log.recovery import ANY_BODY
+from runtime.log.recovery import ANY_BODY, unread_by_join
 from runtime.seals import pages
 
 Kind = TypeVar("Kind", bound=Record)
@@ -135,15 +134,9 @@ def unread_undone(connection: Connection, log: EventLog) -> set[str]:
 
 
 def _unread(connection: Connection, log: EventLog, topic: str, kind: type[Kind]) -> Iterator[Kind]:
-    """What the join has not read yet."""
-    read = join_positions(connection, topic)
-    for partition, end in log.ends(topic).items():
-        offset = read.get(partition, 0)
-        while offset < end and (records := log.read(topic, partition, offset, _BATCH)):
-            for record in records:
-                with suppress(InvalidRecord):  # the join makes it a dead letter
-                    yield decode_shape(kind, record.value)
-            offset = records[-1].offset + 1
+    for record in unread_by_join(connection, log, topic):
+        with suppress(InvalidRecord):  # the join makes it a dead letter
+            yield decode_shape(kind, record.value)
 
 
 def import_of(record: Generation) -> str:

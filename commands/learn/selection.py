@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from contracts.errors import InvalidRecord
-from contracts.event_log import EventLog, is_damaged
+from contracts.event_log import EventLog, is_damaged, pages_of
 from contracts.ledger import UNDONE
 from contracts.records import Experience, Generation, GenerationBody, Outcome, Record, Signal, decode
 from contracts.tasks import Task
@@ -29,7 +29,6 @@ MOST_REMARKS = 100_000
 GOOD, BAD = 0.9, 0.1
 """Shares of the range of a signal or a reward: from here on an answer is accepted, or refused."""
 ANONYMOUS = "anonymous"
-_PAGE = 1000
 _LEARNED = frozenset(("user", "imported"))
 RecordType = TypeVar("RecordType", bound=Record)
 
@@ -272,10 +271,8 @@ def _person(signal: Signal, record: Generation) -> str:
 
 
 def _values(log: EventLog, topic: str, partition: int) -> Iterator[tuple[str, bytes]]:
-    end, offset = log.ends(topic).get(partition, 0), 0
-    while offset < end and (records := log.read(topic, partition, offset, _PAGE)):
+    for records in pages_of(log, topic, partition, 0, log.ends(topic).get(partition, 0)):
         yield from ((record.key, record.value) for record in records if not is_damaged(record.value))
-        offset = records[-1].offset + 1
 
 
 def _decoded(kind: type[RecordType], value: bytes, left_out: Counter[str]) -> RecordType | None:

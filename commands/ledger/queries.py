@@ -17,7 +17,6 @@ from contracts.tables import (
     ledger_epoch,
     log_topic,
     outcome,
-    position,
     received_signal,
     signal,
     waiting_signal,
@@ -27,11 +26,11 @@ from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.epochs.repository import outcomes_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import waiting
+from runtime.log.recovery import JOIN, join_positions
 from runtime.log.redrive import SENDER, RecordPlace
 from runtime.seals import PAGE, Seal, SealKey, pages, read_marks, read_seals, rows_after
 
 Condition = ColumnElement[bool]
-JOIN = "episodes"
 _NOT_DECISIVE = ("late", PENDING)
 _KEY = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
 
@@ -85,13 +84,6 @@ def known_records(connection: Connection, *, with_marks: bool) -> KnownRecords:
 def stay(connection: Connection) -> None:
     """A server ends a transaction that waits too long for its next statement: this is one."""
     connection.execute(select(1))
-
-
-def join_positions(connection: Connection, topic: str) -> dict[int, int]:
-    """Partition to the next offset of the join."""
-    mine = (position.c.consumer_group == JOIN, position.c.topic == topic)
-    rows = connection.execute(select(position.c.partition, position.c.next_offset).where(*mine))
-    return {row.partition: row.next_offset for row in rows}
 
 
 def _letters_of_join(connection: Connection) -> DeadPlaces:

@@ -21,8 +21,8 @@ from contracts.event_log import EventLog
 from contracts.records import Signal, decode_shape
 from contracts.topics import SIGNALS
 from runtime.learning_ledger import MOST_NAMED
+from runtime.log.recovery import unread_by_join
 
-_PAGE = 1000
 _WORDS = 2**64
 Name = tuple[str, str]
 """Tenant and id."""
@@ -48,22 +48,14 @@ def check_signals(connection: Connection, log: EventLog, say: Say) -> SignalFind
     unreceived = joined[~np.isin(joined, accepted)]
     lost = accepted[~np.isin(accepted, joined)]
     if len(lost):
-        records = chain(queries.signals_under_way(connection), _unread(connection, log))
+        unread = (record.value for record in unread_by_join(connection, log, SIGNALS))
+        records = chain(queries.signals_under_way(connection), unread)
         known = chain(queries.waiting_signals(connection), filter(None, map(_name_of, records)))
         lost = lost[~np.isin(lost, _hashes(known))]
     named_lost = _named(queries.accepted_signals(connection), lost)
     return SignalFindings(
         len(lost), named_lost, len(unreceived), _named(queries.joined_signals(connection), unreceived)
     )
-
-
-def _unread(connection: Connection, log: EventLog) -> Iterator[bytes]:
-    positions = queries.join_positions(connection, SIGNALS)
-    for partition, end in log.ends(SIGNALS).items():
-        offset = positions.get(partition, 0)
-        while offset < end and (records := log.read(SIGNALS, partition, offset, _PAGE)):
-            yield from (record.value for record in records)
-            offset = records[-1].offset + 1
 
 
 def _name_of(value: bytes) -> Name | None:

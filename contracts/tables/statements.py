@@ -155,18 +155,23 @@ def _in_order(table: Table, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row unless its primary key exists; True if it was inserted."""
+    return bool(keys_of_new(connection, table, [row]))
+
+
+def keys_of_new(connection: Connection, table: Table, rows: Sequence[Row]) -> set[tuple[Any, ...]]:
+    """Insert rows unless their primary keys exist; returns the keys of those that were inserted. Waits for who inserts the same keys."""
+    if not rows:
+        return set()
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
     # RETURNING, because the PostgreSQL driver does not count inserted rows.
-    return connection.execute(statement.returning(*table.primary_key.columns)).first() is not None
+    statement = dialect.insert(table).on_conflict_do_nothing().returning(*table.primary_key.columns)
+    return {tuple(row) for row in connection.execute(statement, _in_order(table, rows))}
 
 
 def add_to_count(connection: Connection, table: Table, state: str, num: int) -> None:
     """Add to one count in a table of (state, count)."""
     if num:
-        insert_new(connection, table, {"state": state, "count": 0})
-        counted = table.update().where(table.c.state == state)
-        connection.execute(counted.values(count=table.c["count"] + num))
+        add_all(connection, table, [{"state": state, "count": num}])
 
 
 def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:

@@ -5,24 +5,22 @@ wording and samples the right answer about half the time. Only signals of its us
 """
 
 import argparse
-import math
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples.reservations.fitting import fit, padded, save
+from examples.reservations.fitting import fit, padded, save, untrained
 from examples.reservations.measure import measure
 from examples.reservations.sentences import Request, confused, requests
-from examples.reservations.tokenizer import build_tokenizer
+from examples.reservations.tokenizer import CONTEXT, build_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 # Some batches have a system message, so that the policy knows apps that send one.
 SYSTEM_MESSAGES = ("You take reservations.", "Turn the request into a booking.", "You are a reservations assistant.")
@@ -31,23 +29,18 @@ MAX_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 100
 
 
-def build_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> LlamaForCausalLM:
+def build_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> "LlamaForCausalLM":
     """Create the untrained policy, about 0.7 million parameters with tied embeddings."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+    return untrained(
+        tokenizer,
+        seed,
+        context=CONTEXT,
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config)
 
 
 def noisy_answer(request: Request, rng: Random) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from contracts.tables import judge_spend, judge_verdict
-from contracts.tables.statements import among, delete_free, insert_all_new, insert_new
+from contracts.tables.statements import add_all, among, delete_free, insert_all_new
 from rewards.judges.budget import JudgeCosts
 from rewards.judges.parse import JudgeVerdict
 from runtime.database import Database
@@ -60,13 +60,5 @@ class DatabaseStore:
 
     def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
         """See `JudgeStore`."""
-        table = judge_spend.c
-        row = {"task": task, "judge": judge, "day": day, **JudgeCosts()._asdict()}
-        added = (
-            update(judge_spend)
-            .where(table.task == task, table.judge == judge, table.day == day)
-            .values({name: table[name] + value for name, value in spent._asdict().items()})
-        )
         with self._database.transaction(gives_way=True) as connection:
-            insert_new(connection, judge_spend, row)
-            connection.execute(added)
+            add_all(connection, judge_spend, [{"task": task, "judge": judge, "day": day, **spent._asdict()}])

@@ -6,6 +6,6 @@ decides whether the answer or the reference caused the failure.
 """
 
 from rewards.killable.pool import NUM_WORKERS, Pool, pool_for
-from rewards.killable.process import ItemOutcome, NotStarted, Setup
+from runtime.killable.process import ItemOutcome, NotStarted, Setup
 
 __all__ = ["NUM_WORKERS", "ItemOutcome", "NotStarted", "Pool", "Setup", "pool_for"]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from rewards.killable.process import ItemOutcome, NotStarted, Setup, WorkerProcess
+from runtime.killable.process import ItemOutcome, NotStarted, Setup, WorkerProcess
 from weights.cores import num_cores
 
 NUM_WORKERS = max(2, min(8, num_cores()))

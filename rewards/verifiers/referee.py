@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rewards.killable.pool import Pool
-from rewards.killable.process import ItemOutcome
 from rewards.verifiers.check import Answer, BatchVerifier, Check, bad_reference, broken, unlabelled, wrong
+from runtime.killable.process import ItemOutcome
 
 STARVED_SHARE, STARVED_SECONDS = 0.2, 0.25
 """A late worker that used less processor time than both limits was starved. Honest comparisons need milliseconds."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, select, update
 
 from contracts.errors import InvalidRecord
-from contracts.event_log import EventLog
+from contracts.event_log import EventLog, LogRecord, pages_of
 from contracts.records import Signal, decode_shape, encode
 from contracts.tables import position, received_signal
 from contracts.tables.statements import insert_new
@@ -19,8 +19,7 @@ from contracts.topics import SIGNALS
 
 ANY_BODY = ""
 """Hash of a body that is not known: the same id is a repeat, whatever it says."""
-_JOIN = "episodes"
-_PAGE = 1000
+JOIN = "episodes"
 
 
 def recover_signals(connection: Connection, log: EventLog, now: float) -> int:
@@ -31,7 +30,11 @@ def recover_signals(connection: Connection, log: EventLog, now: float) -> int:
     Raises Unavailable, Damaged: the log cannot be read.
     """
     num_new = 0
-    for record in _unread(connection, log):
+    for logged in unread_by_join(connection, log, SIGNALS):
+        try:
+            record = decode_shape(Signal, logged.value)
+        except InvalidRecord:
+            continue  # the join makes it a dead letter
         row = {"tenant": record.tenant, "id": record.id, "body_hash": ANY_BODY, "received_at": record.received_at}
         num_new += insert_new(connection, received_signal, {**row, "record": encode(record)})
         if record.retracted:
@@ -41,16 +44,16 @@ def recover_signals(connection: Connection, log: EventLog, now: float) -> int:
     return num_new
 
 
-def _unread(connection: Connection, log: EventLog) -> Iterator[Signal]:
-    columns = (position.c.partition, position.c.next_offset)
-    mine = (position.c.consumer_group == _JOIN, position.c.topic == SIGNALS)
-    positions = {row.partition: row.next_offset for row in connection.execute(select(*columns).where(*mine))}
-    for partition, end in log.ends(SIGNALS).items():
-        offset = positions.get(partition, 0)
-        while offset < end and (records := log.read(SIGNALS, partition, offset, _PAGE)):
-            for record in records:
-                try:
-                    yield decode_shape(Signal, record.value)
-                except InvalidRecord:
-                    continue  # the join makes it a dead letter
-            offset = records[-1].offset + 1
+def join_positions(connection: Connection, topic: str) -> dict[int, int]:
+    """Partition to the next offset of the join."""
+    mine = (position.c.consumer_group == JOIN, position.c.topic == topic)
+    rows = connection.execute(select(position.c.partition, position.c.next_offset).where(*mine))
+    return {row.partition: row.next_offset for row in rows}
+
+
+def unread_by_join(connection: Connection, log: EventLog, topic: str) -> Iterator[LogRecord]:
+    """What the join has not read yet."""
+    positions = join_positions(connection, topic)
+    for partition, end in log.ends(topic).items():
+        for records in pages_of(log, topic, partition, positions.get(partition, 0), end):
+            yield from records

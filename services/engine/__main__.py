@@ -14,6 +14,7 @@ from contracts.assignments import LIVE, MOVED
 from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.faults import no_fault
+from engines.following.repository import FollowingRepository
 from policy.load import load_model
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
@@ -27,7 +28,7 @@ from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.local_copy import LocalCopy
-from services.engine.repository import SwapRecord, keep_swap, read_wanted
+from services.engine.repository import SwapRecord, keep_swap
 from services.engine.settings import EngineSettings
 from services.guarding import GuardedProtocol
 from weights.replica.slots import Slots
@@ -83,7 +84,7 @@ def main(home: Path) -> None:
         run=settings.run,
         tokenizer=_tokenizer(settings.base),
     )
-    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end)
+    follower = Follower(engine, FollowingRepository(database, policy).assigned, on_exit=end)
 
     def row() -> EngineReplica:
         is_ending = draining.is_set() or (server is not None and server.should_exit)

@@ -145,8 +145,9 @@ class Grammars:
 
     def _work(self) -> None:
         """Compile one grammar after the other. Runs on each worker's thread."""
-        ends = ",".join(map(str, self._end_ids))
-        checker = GrammarChecker([str(self._path), str(self._num_ids), ends, str(_MOST_MEMORY_BYTES)], self._seconds)
+        checker = GrammarChecker(
+            str(self._path), self._num_ids, self._end_ids, num_bytes=_MOST_MEMORY_BYTES, seconds=self._seconds
+        )
         self._prepare(checker)
         while (compilation := self._take(checker)) is not None:
             started = monotonic()

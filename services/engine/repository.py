@@ -1,4 +1,4 @@
-"""The assignments of an engine's arms, and the records of swaps: what a change of weights cost the requests in flight."""
+"""The records of swaps: what a change of weights cost the requests in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from statistics import median
 import msgspec
 from sqlalchemy import insert
 
-from contracts import assignments
 from contracts.tables import swap
 from runtime.database import Database
 
@@ -53,12 +52,6 @@ def added_gap(token_times: list[list[float]], swapped_at: float, recent_gaps: It
     others = [after - before for before, after in gaps if not before <= swapped_at < after]
     others.extend(recent_gaps)
     return max(holding) - median(others) if holding and others else None
-
-
-def read_wanted(database: Database, policy: str) -> dict[str, assignments.Assignment]:
-    """Arm → what it is assigned now."""
-    with database.snapshot() as connection:
-        return assignments.read(connection, policy)
 
 
 def keep_swap(database: Database, record: SwapRecord, replica: str) -> None:

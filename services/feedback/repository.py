@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from contracts.errors import InvalidSettings, NoSuchChoice
 from contracts.records import Signal, decode_shape, encode
@@ -33,7 +32,7 @@ from contracts.tables import (
     signal_count,
     waiting_signal,
 )
-from contracts.tables.statements import add_all, among, among_rows, insert_all_new
+from contracts.tables.statements import add_all, among, among_rows, insert_all_new, keys_of_new
 from contracts.topics import SIGNALS
 from contracts.wire import unpacked
 from runtime.database import Database
@@ -91,7 +90,8 @@ def add(
     firsts: dict[Name, ReceivedItem] = {}
     for item in _aimed(connection, [item for item in received if id(item) not in beyond]):
         firsts.setdefault(_name(item), item)
-    inserted = _insert_new(connection, firsts)
+    rows = [_row(item) | {"body_hash": item.body_hash} for item in firsts.values()]
+    inserted = keys_of_new(connection, received_signal, rows)  # waits for replicas that insert the same ids
     holders = {key: (firsts[key].body_hash, firsts[key].signal.received_at) for key in inserted}
     holders |= _find_holders(connection, firsts.keys() - inserted)
     new = [item for name, item in firsts.items() if name in inserted]
@@ -238,17 +238,6 @@ def _waiting_row(item: ReceivedItem) -> dict[str, Any]:
 def _row(item: ReceivedItem) -> dict[str, Any]:
     said = item.signal
     return {"tenant": said.tenant, "id": said.id, "received_at": said.received_at, "record": encode(said)}
-
-
-def _insert_new(connection: Connection, firsts: Mapping[Name, ReceivedItem]) -> set[Name]:
-    """Insert the signals whose ids are free; returns their names. Waits for replicas that are inserting the same ids."""
-    if not firsts:
-        return set()
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(received_signal).on_conflict_do_nothing()
-    rows = [_row(firsts[name]) | {"body_hash": firsts[name].body_hash} for name in sorted(firsts)]
-    returned = connection.execute(statement.returning(received_signal.c.tenant, received_signal.c.id), rows)
-    return {(row.tenant, row.id) for row in returned}
 
 
 def _find_holders(connection: Connection, keys: Collection[Name]) -> dict[Name, tuple[str, float]]:

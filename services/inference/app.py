@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -37,7 +38,9 @@ from services.inference.engine.rows import FixedEngine, ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.plan import Planner
-from services.inference.provider.app import create_provider_app, make_front
+from services.inference.provider.passing import Passing
+from services.inference.provider.routes import Front, add_provider_routes
+from services.inference.provider.wire import ProviderClient
 from services.inference.recorder import Recorder
 from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
@@ -66,16 +69,45 @@ def create_app(
     """The application of one home; `event_log`, `links` and `list_versions` (of the weight store) replace the home's own.
 
     `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time without a token.
-    Raises InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid; InvalidTask.
+    Raises InvalidSettings: the base policy's folder lacks a file, the URL of Redis is not valid, or the provider's key is missing; InvalidTask.
     """
     log, links = event_log or _durable_log(settings), links or settings.replica_links()
-    if (provider := load_provider(settings)) is not None and not settings.base:
-        return create_provider_app(settings, provider, log, links)
-    policy, database = settings.policy, settings.database()
-    assignments, repeats = Assignments(database, policy), IdempotentRequests(links.idempotency)
+    policy, provider, seconds = settings.policy, load_provider(settings), settings.session_seconds
+    database, tasks = settings.database(), load_tasks(settings.tasks)
+    recorder, budgets, repeats = Recorder(log), SessionBudgets(database), IdempotentRequests(links.idempotency)
+    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
+    admission, front = Admission(repeats, limit), None
+    begin, ends = list[Callable[[], None]](), [repeats.close, links.aclose, recorder.close, budgets.close]
+    if provider is not None:
+        client, kept = ProviderClient(provider), links.sessions
+        passing = Passing(
+            provider=provider, client=client, recorder=recorder, budgets=budgets, kept=kept, seconds=seconds
+        )
+        front = Front(policy=policy, tasks=tasks, provider=provider, passing=passing)
+        ends.append(client.close)
+
+    @asynccontextmanager
+    async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
+        for start in begin:
+            start()
+        yield
+        for end in ends:
+            await end()
+        await asyncio.to_thread(log.close)
+        database.close()
+
+    service = make_service("Millrace inference", lifespan)
+    service.add_middleware(SessionUrls)
+    service.state.keys = KeyRing(database)
+    if front is not None and not settings.base:
+        add_provider_routes(service, front, admission)
+        add_stored_routes(service, database, policy, limit)
+        add_session_routes(service, database, tasks, limit, seconds)
+        return service
+    assignments, template = Assignments(database, policy), load_template(settings.base)
     key, region, url = engine_key(settings.home), settings.region, settings.engine_url
     fixed = FixedEngine(url, policy, region, EngineConnection(url, key, silence_seconds))
-    engine = EnginePool(
+    engine = service.state.engines = EnginePool(
         policy=policy,
         region=region,
         rows=ReplicaRows(reader_of(database, policy, settings.run, fingerprint(settings.base)), fixed=fixed),
@@ -84,45 +116,20 @@ def create_app(
         patience_seconds=patience_seconds,
         users=None if budget_seconds(settings) is None else CardUsers(settings),
     )
-    template = load_template(settings.base)
-    turns = Turns(template, links.sessions, settings.session_seconds)
-    units = SessionUnits(unit, links.sessions, settings.session_seconds)
+    begin.append(partial(links.bell.listen, MOVED, assignments.look_again))
+    ends.append(engine.close)
+    turns = Turns(template, links.sessions, seconds)
+    units = SessionUnits(unit, links.sessions, seconds)
     arms = Arms(policy=policy, assignments=assignments, units=units, engine=engine, has_front=provider is not None)
-    planner = Planner(policy=policy, tasks=load_tasks(settings.tasks), template=template, turns=turns, arms=arms)
-    recorder, budgets = Recorder(log), SessionBudgets(database)
+    planner = Planner(policy=policy, tasks=tasks, template=template, turns=turns, arms=arms)
     endpoint = Endpoint(tokenizer=template.tokenizer, engine=engine, recorder=recorder, turns=turns, budgets=budgets)
-    front = (
-        None
-        if provider is None
-        else make_front(settings, provider, tasks=planner.tasks, recorder=recorder, budgets=budgets, links=links)
-    )
-
-    @asynccontextmanager
-    async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
-        links.bell.listen(MOVED, assignments.look_again)
-        yield
-        await repeats.close()
-        await links.aclose()
-        await recorder.close()
-        await budgets.close()
-        await engine.close()
-        if front is not None:
-            await front.passing.client.close()
-        await asyncio.to_thread(log.close)
-        database.close()
-
-    service = make_service("Millrace inference", lifespan)
-    service.add_middleware(SessionUrls)
-    service.state.keys, service.state.engines = KeyRing(database), engine
-    service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
-    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    responder = Responder(planner=planner, endpoint=endpoint, admission=Admission(repeats, limit), front=front)
+    responder = Responder(planner=planner, endpoint=endpoint, admission=admission, front=front)
     add_routes(service, responder)
     add_message_routes(service, responder)
     add_tokenize_route(service, planner, limit)
-    add_responses_routes(service, responder, ResponseStore(links.sessions, settings.session_seconds))
+    add_responses_routes(service, responder, ResponseStore(links.sessions, seconds))
     add_stored_routes(service, database, policy, limit)
-    add_session_routes(service, database, planner.tasks, limit, settings.session_seconds)
+    add_session_routes(service, database, tasks, limit, seconds)
     hot_load = HotLoad(
         policy=policy,
         database=database,

@@ -46,6 +46,7 @@ _REMEDIES = {
     "modalities": 'leave it out, or send ["text"]',
 }
 _LONGEST_NEUTRAL = 64
+"""Bytes of a value that changes nothing."""
 ReadType = TypeVar("ReadType")
 
 
@@ -225,12 +226,11 @@ def check_neutral(
     neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
     remedies: Mapping[str, str] = _REMEDIES,
     where: str = "",
-    longest: int = _LONGEST_NEUTRAL,
 ) -> None:
-    """Refuse fields that are not served and would change the answer. `longest`: bytes of a value that changes nothing. Raises Unsupported: `param` names the field."""
+    """Refuse fields that are not served and would change the answer. Raises Unsupported: `param` names the field."""
     for name, values in neutral.items():
         content = getattr(body, name)
-        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values, longest):
+        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values):
             raise unserved(f"{where}{name}", remedies.get(name, "leave it out"))
 
 
@@ -285,8 +285,8 @@ def _structs_in(kind: Any) -> list[Any]:
     return [struct for part in get_args(kind) for struct in _structs_in(part)]
 
 
-def _is_neutral(content: bytes, neutral: tuple[Any, ...], longest: int) -> bool:
-    if len(content) > longest:
+def _is_neutral(content: bytes, neutral: tuple[Any, ...]) -> bool:
+    if len(content) > _LONGEST_NEUTRAL:
         return False
     value = msgspec.json.decode(content)
     return value is None or value in neutral

@@ -21,6 +21,7 @@ from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from runtime.batch import Handler
 from runtime.database import Database
 from runtime.log.kafka.log import KafkaLog
 from runtime.log.local import LocalLog
@@ -59,7 +60,7 @@ STAGES = ("logged", "joined", "emitted", "scored", "decided", "told")
 """How far the workers had come when the log was lost."""
 
 
-class Learner:
+class Learner(Handler[Experience]):
     """Stands for the trainer: decides every experience, and tells it again when a later revision comes."""
 
     name, topics, batch_size = "learner", (EXPERIENCES,), 500
@@ -83,10 +84,6 @@ class Learner:
             for item in items
             if item.status == "scored" and item.purpose == "user"
         ]
-
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
-        del connection, now, partitions
-        return []
 
 
 class LogLossWorld:

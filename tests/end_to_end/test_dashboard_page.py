@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode
@@ -18,8 +19,9 @@ from sqlalchemy import insert
 
 from contracts import assignments, heartbeats, holds, revocations
 from contracts.heartbeats import NEEDED, ProcessBeat
-from contracts.keys import create_key
+from contracts.keys import Role, create_key
 from contracts.tables import dead_letter
+from runtime.database import Database
 from runtime.days import migrate
 from runtime.settings import Settings
 from services.dashboard import formatting
@@ -158,11 +160,17 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return made
 
 
+@contextmanager
+def served(settings: Settings) -> Iterator[tuple[Site, Database]]:
+    """The dashboard of a home, and its database."""
+    with closing(settings.database()) as database, closing(Site(settings)) as site:
+        yield site, database
+
+
 @pytest.fixture(scope="module")
 def site(settings: Settings) -> Iterator[Site]:
-    opened = Site(settings)
-    yield opened
-    opened.close()
+    with closing(Site(settings)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +203,18 @@ def page(browser: Chromium) -> Chromium:
 def enter_by_link(page: Chromium, site: Site) -> None:
     page.open(f"{site.url}/?token={site.make_link()}")
     page.wait_for(READY)
+
+
+def enter_by_key(page: Chromium, site: Site, database: Database, role: Role, path: str = "") -> None:
+    with database.transaction() as connection:
+        key = create_key(connection, role)
+    page.open(site.url)
+    page.evaluate(f"document.querySelector('#key').value = '{key}'")
+    page.evaluate("document.querySelector('form button').click()")
+    page.wait_for(READY)
+    if path:
+        page.open(site.url + path)
+        page.wait_for(READY)
 
 
 def count(page: Chromium, selector: str) -> int:
@@ -240,14 +260,12 @@ def test_no_page_moves_while_it_fills(page: Chromium, site: Site, width: int) ->
 
 
 def test_a_process_that_stopped_is_not_live(page: Chromium, small: Settings, tmp_path: Path) -> None:
-    database, site = small.database(), Site(small)
-
     def beat(*names: str) -> None:
         with database.transaction() as connection:
             for name in names:
                 heartbeats.beat(connection, POLICY, ProcessBeat(name, "a/1", time.time(), time.time(), 120.0))
 
-    try:
+    with served(small) as (site, database):
         beat(*NEEDED)
         page.resize(400, 900)
         enter_by_link(page, site)
@@ -267,9 +285,6 @@ def test_a_process_that_stopped_is_not_live(page: Chromium, small: Settings, tmp
         page.wait_for("document.querySelector('#silent').hidden")
         assert page.evaluate("document.querySelector('#stream').textContent") == "live"
         assert page.errors == []
-    finally:
-        database.close()
-        site.close()
 
 
 def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site) -> None:
@@ -307,8 +322,7 @@ def test_a_session_is_drawn_as_a_tree(page: Chromium, small: Settings) -> None:
     aside = SeededCall(parent=1, shared=80, branch="history_rewritten", said=SCRIPT, answer=SCRIPT)
     seed_session(database, "../<b>", [*linear(5), aside], number=1, now=time.time())
     database.close()
-    site = Site(small)
-    try:
+    with closing(Site(small)) as site:
         enter_by_link(page, site)
         for width in (1280, 950, 400):
             page.resize(width, 900)
@@ -324,8 +338,6 @@ def test_a_session_is_drawn_as_a_tree(page: Chromium, small: Settings) -> None:
         page.press("Enter", 13, "\r")
         page.wait_for(f"location.pathname === '/generations/{call_id(1, 5)}/0' && {READY}")
         assert page.errors == []
-    finally:
-        site.close()
 
 
 def test_python_and_scripts_write_numbers_alike(page: Chromium, site: Site) -> None:
@@ -382,8 +394,7 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
     database = settings.database()
     migrate(database)
     database.close()
-    site = Site(settings)
-    try:
+    with closing(Site(settings)) as site:
         page.resize(400, 900)
         enter_by_link(page, site)
         assert page.evaluate("document.querySelector('#empty').innerText").startswith("Nothing has happened yet")
@@ -405,22 +416,11 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
             assert words in page.evaluate("document.querySelector('main').innerText"), path
             assert page.evaluate(SCROLL) <= 0, path
         assert page.errors == []
-    finally:
-        site.close()
 
 
 def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
-        key = create_key(connection, "operator")
-    site = Site(small)
-    try:
-        page.open(site.url)
-        page.evaluate(f"document.querySelector('#key').value = '{key}'")
-        page.evaluate("document.querySelector('form button').click()")
-        page.wait_for(READY)
-        page.open(f"{site.url}/policies")
-        page.wait_for(READY)
+    with served(small) as (site, database):
+        enter_by_key(page, site, database, "operator", "/policies")
         page.evaluate("document.querySelector('#all-versions').click()")
         sizes = "[...document.querySelectorAll('#versions [data-label=payload]')].map((cell) => cell.textContent)"
         *deltas, base = page.evaluate(sizes)
@@ -447,17 +447,9 @@ def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, small:
         assert page.evaluate(f"{again} === null"), "what was revoked does not come back"
         with database.snapshot() as connection:
             assert assignments.read(connection, POLICY)["live"].version == NUM_VERSIONS - 1
-    finally:
-        database.close()
-        site.close()
 
 
 def test_an_operator_freezes_pins_and_resumes(page: Chromium, small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
-        key = create_key(connection, "operator")
-    site = Site(small)
-
     def press(name: str) -> None:
         """By keyboard: the button has the focus, Enter opens the dialog."""
         chosen = f"[...document.querySelectorAll('#actions button')].find((one) => one.textContent === '{name}')"
@@ -466,14 +458,9 @@ def test_an_operator_freezes_pins_and_resumes(page: Chromium, small: Settings) -
         page.wait_for("document.querySelector('#decision').open")
 
     shown = "[...document.querySelectorAll('#actions button:not([hidden])')].map((one) => one.textContent)"
-    try:
+    with served(small) as (site, database):
         page.resize(400, 900)
-        page.open(site.url)
-        page.evaluate(f"document.querySelector('#key').value = '{key}'")
-        page.evaluate("document.querySelector('form button').click()")
-        page.wait_for(READY)
-        page.open(f"{site.url}/rollout")
-        page.wait_for(READY)
+        enter_by_key(page, site, database, "operator", "/rollout")
         live = NUM_VERSIONS - 1
         assert page.evaluate(shown) == ["Freeze", f"Pin v{live}", f"Roll back live v{live} to v{live - 1}"]
         press("Freeze")
@@ -502,18 +489,11 @@ def test_an_operator_freezes_pins_and_resumes(page: Chromium, small: Settings) -
         assert "cannot be taken back" in price
         assert page.evaluate(SCROLL) <= 0
         assert page.errors == []
-    finally:
-        database.close()
-        site.close()
 
 
 def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, small: Settings) -> None:
     """Each names the version that it takes, and says beforehand what it does."""
     seed_rollout(small, time.time())
-    database = small.database()
-    with database.transaction() as connection:
-        key = create_key(connection, "operator")
-    site = Site(small)
     shown = "[...document.querySelectorAll('#actions button:not([hidden])')].map((one) => one.textContent)"
     canary = f"v{CANARY_VERSION}"
 
@@ -523,14 +503,9 @@ def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, small: Setti
         )
         page.wait_for("document.querySelector('#decision').open")
 
-    try:
+    with served(small) as (site, database):
         page.resize(400, 900)
-        page.open(site.url)
-        page.evaluate(f"document.querySelector('#key').value = '{key}'")
-        page.evaluate("document.querySelector('form button').click()")
-        page.wait_for(READY)
-        page.open(f"{site.url}/rollout")
-        page.wait_for(READY)
+        enter_by_key(page, site, database, "operator", "/rollout")
         assert f"Withdraw the canary {canary}" in page.evaluate(shown)
         assert page.evaluate(SCROLL) <= 0
         press(f"Revoke the canary {canary}")
@@ -554,22 +529,13 @@ def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, small: Setti
         with database.snapshot() as connection:
             assert revocations.read(connection, POLICY)[CANARY_VERSION].reason == "it lies"
         assert page.errors == []
-    finally:
-        database.close()
-        site.close()
 
 
 def test_a_tenant_sees_its_own_figures_and_no_button(
     page: Chromium, site: Site, settings: Settings, tmp_path: Path
 ) -> None:
-    database = settings.database()
-    with database.transaction() as connection:
-        key = create_key(connection, "app")
-    database.close()
-    page.open(site.url)
-    page.evaluate(f"document.querySelector('#key').value = '{key}'")
-    page.evaluate("document.querySelector('form button').click()")
-    page.wait_for(READY)
+    with closing(settings.database()) as database:
+        enter_by_key(page, site, database, "app")
     shown = {
         "/": {"#tiles .tile": 6, "#rates canvas": 1, "#rewards canvas": 1, "main button": 0, "nav a": 3},
         "/rewards": {"#faults tbody tr": 4, "#refused tbody tr": 2, "#judges": 0, ".alarms": 0},

@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS
+from engines.following.repository import FollowingRepository
 from policy.weights import tensors_of
 from runtime.database import Database
 from runtime.engine_rows import EngineRows
@@ -20,7 +21,6 @@ from services.engine.announcing import EngineAnnouncer, describe
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
-from services.engine.repository import read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from services.inference.app import create_app
@@ -94,7 +94,7 @@ def slots(request: pytest.FixtureRequest, tmp_path: Path, database: Database) ->
     store, roots = request.param(tmp_path / "published")
     settings = EngineSettings(slots=SLOTS, max_batch_tokens=256, cache_tokens=2048)
     engine = make_engine(store, make_model=tiny_model, settings=settings)
-    follower = Follower(engine, lambda: read_wanted(database, "demo"), on_exit=lambda: None)
+    follower = Follower(engine, FollowingRepository(database, "demo").assigned, on_exit=lambda: None)
     urls: list[str] = []
     announcer = EngineAnnouncer(
         lambda: describe(engine, name="one", url=urls[0], region="local"), EngineRows(database, "demo")

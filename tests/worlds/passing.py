@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from contracts.event_log import LogRecord, Message
+from runtime.batch import Handler
 
 
 class Clock:
@@ -19,7 +20,7 @@ class Clock:
         return self.now
 
 
-class Echo:
+class Echo(Handler[LogRecord]):
     """Sends every record on."""
 
     name = "echo"
@@ -35,9 +36,3 @@ class Echo:
     def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
         del connection
         return [Message("outcomes", 0, record.key, record.value) for record in items]
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        del connection, now, partitions, is_at_end
-        return []

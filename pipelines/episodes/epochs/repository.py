@@ -17,7 +17,7 @@ from contracts.records import Outcome
 from contracts.tables import generation as generations
 from contracts.tables import ledger_change, ledger_epoch, training_epoch
 from contracts.tables import outcome as outcomes
-from contracts.tables.statements import among, insert_new, update_all
+from contracts.tables.statements import among, insert_all, insert_new, update_all
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, LedgerEntry, changes, entry_of, valid_through
 from runtime.metrics import LEDGER_IGNORED
 
@@ -55,7 +55,7 @@ def begin(connection: Connection, epochs: Epochs, said: Outcome) -> Epochs:
         log.warning("epoch goes on from one that never began here", epoch=said.epoch, previous=said.previous)
     heard = select(outcomes.c.epoch).where(outcomes.c.epoch > epochs.newest, outcomes.c.writer == "training").distinct()
     for change in changes(epochs, after, connection.execute(heard).scalars()):
-        insert_new(connection, ledger_change, {**change._asdict(), "after_key": ""})
+        insert_all(connection, ledger_change, [{**change._asdict(), "after_key": ""}])
     moved = {
         epoch: through for epoch, through in after.valid_through.items() if epochs.valid_through.get(epoch) != through
     }

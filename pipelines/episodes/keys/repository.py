@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 from sqlalchemy import Column, ColumnElement, Connection, Row, and_, collate, delete, func, or_, select, tuple_, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from contracts.errors import StaleWrite
 from contracts.ids import parse_sample_key
 from contracts.records import Generation, Signal, decode_shape, encode
 from contracts.tables import generation, join_key, received_signal, session_call, signal, waiting_signal
-from contracts.tables.statements import among, among_rows, delete_free, insert_all_new, update_all
+from contracts.tables.statements import among, among_rows, delete_free, insert_all_new, keys_of_new, update_all
 from contracts.turns import SessionShare
 from pipelines.episodes.join import is_cut
 from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName, SessionCall, session_of
@@ -32,8 +31,6 @@ _RECEIVED_ID = (received_signal.c.tenant, received_signal.c.id)
 _WAITING = (*_WAITING_ID, waiting_signal.c.record)
 _IN_ORDER = (waiting_signal.c.received_at, *_WAITING_ID)
 
-_ROWS_AT_ONCE = 1_000
-"""Databases limit the parameters of a statement; a crowd that judges long sessions makes many signals at once."""
 MOST_CALLS = 2_000
 """Of a session: what is said of it reaches the newest ones."""
 
@@ -227,19 +224,12 @@ def records(connection: Connection, wanted: Collection[AnswerRef]) -> dict[Answe
 
 def receive(connection: Connection, said: Sequence[Signal]) -> list[Signal]:
     """Store signals of this process as received, as feedback does; returns those whose ids were not taken."""
-    if not said:
-        return []
     rows = []
-    for item in sorted(said, key=lambda item: (item.tenant, item.id)):
+    for item in said:
         record = encode(item)
         head = {"tenant": item.tenant, "id": item.id, "received_at": item.received_at, "record": record}
         rows.append(head | {"body_hash": hashlib.blake2b(record, digest_size=32).hexdigest()})
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    inserted: set[tuple[str, str]] = set()
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        values = dialect.insert(received_signal).values(rows[start : start + _ROWS_AT_ONCE])
-        found = connection.execute(values.on_conflict_do_nothing().returning(*_RECEIVED_ID))
-        inserted |= {(row.tenant, row.id) for row in found}
+    inserted = keys_of_new(connection, received_signal, rows)
     return [item for item in said if (item.tenant, item.id) in inserted]
 
 

@@ -27,6 +27,7 @@ from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
 from pipelines.episodes.telemetry.settings import TelemetrySettings
 from pipelines.episodes.telemetry.spans import requests_of
+from runtime.batch import Handler
 from runtime.database import Database
 from runtime.log.loss_detection import TELEMETRY
 from runtime.metrics import SPANS
@@ -44,7 +45,7 @@ log = structlog.get_logger()
 
 
 @dataclass(eq=False)
-class SpanExport:
+class SpanExport(Handler[tuple[Generation, ...]]):
     """See the module. `wait`: for so many seconds, or until the end; `clock`: UTC epoch seconds."""
 
     name = TELEMETRY
@@ -82,13 +83,6 @@ class SpanExport:
     def handle(self, connection: Connection, items: Sequence[tuple[Generation, ...]]) -> list[Message]:
         """Nothing: the worker moves the positions."""
         del connection, items
-        return []
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        """Nothing."""
-        del connection, now, partitions, is_at_end
         return []
 
     def _send(self, num: int, body: bytes) -> None:

@@ -16,7 +16,6 @@ import base64
 import hashlib
 import hmac
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -25,8 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings
-from runtime.private_files import make_secret
-from runtime.settings_file import refuse_to_make
+from runtime.secret_values import home_secret
 
 EventKind = Literal["arm.moved", "hold.changed", "train.stopped", "train.went_on", "train.ended", "test"]
 _DIGEST_BYTES = 20
@@ -72,16 +70,8 @@ def read_secret(home: Path) -> bytes:
 
     Raises InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
     """
-    if given := os.environ.get(VARIABLE, "").strip():
-        return _decoded(given, VARIABLE)
-    path = home / FILE_NAME
-    try:
-        if not path.exists():
-            refuse_to_make("release signs its messages with it, and their receivers check that", VARIABLE)
-            make_secret(path, new_secret())
-        return _decoded(path.read_text().strip(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{path} cannot be used ({error}); make it readable, or set {VARIABLE}") from error
+    why = "release signs its messages with it, and their receivers check that"
+    return home_secret(home / FILE_NAME, VARIABLE, why, new_secret, _decoded)
 
 
 def new_secret() -> str:

@@ -33,6 +33,7 @@ from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
 from pipelines.release.train.answers import comparing_age
 from pipelines.release.train.reading import repository, sampling
 from pipelines.release.train.reading.sampling import Evidence, Room
+from runtime.batch import Handler
 from runtime.database import Database
 from runtime.log.loss_detection import EVIDENCE
 from runtime.metrics import TRAIN_ANSWERS, TRAIN_LEFT_OUT
@@ -56,7 +57,7 @@ class ReadEvidence(NamedTuple):
 
 
 @dataclass(eq=False)
-class TrainIntake:
+class TrainIntake(Handler[ReadEvidence]):
     """See the module. `mark`: the fast marks of `rewards`; `clock`: UTC epoch seconds."""
 
     name = EVIDENCE
@@ -111,13 +112,6 @@ class TrainIntake:
         said = [item.record for item in items if isinstance(item.record, Experience) and item.record.task in self.tasks]
         if said:
             self._hear(connection, said)
-        return []
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        """Nothing: who compares the answers forgets them."""
-        del connection, now, partitions, is_at_end
         return []
 
     def _look(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -115,16 +115,21 @@ def test_what_makes_no_sense_is_refused(client: TestClient, small: Settings) -> 
 
 
 def test_only_operators_on_the_dashboards_own_pages_decide(client: TestClient, small: Settings) -> None:
+    refuse_all_but_operators(client, small, ROUTES)
+
+
+def refuse_all_but_operators(client: TestClient, small: Settings, routes: Mapping[str, Any]) -> None:
     before = standing(small)
-    for path, body in ROUTES.items():
+    for path, body in routes.items():
         assert client.post(path, json=body, headers=ORIGIN).status_code == 401, path
     sign_in(client, small, "app")
-    for path in ROUTES:
-        assert post(client, path).status_code == 403, path
+    for path, body in routes.items():
+        headers = {**ORIGIN, "x-csrf-token": csrf_of(client)}
+        assert client.post(path, json=body, headers=headers).status_code == 403, path
     client.cookies.clear()
     sign_in(client, small, "operator")
     token = {"x-csrf-token": csrf_of(client)}
-    for path, body in ROUTES.items():
+    for path, body in routes.items():
         for headers in (ORIGIN, token, {"origin": "http://evil.example", **token}):
             assert client.post(path, json=body, headers=headers).status_code == 403, (path, headers)
     assert standing(small) == before

@@ -280,6 +280,6 @@ def _checkers() -> list[int]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if child.status() != psutil.STATUS_ZOMBIE and "services.engine.grammar_check" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and "runtime.killable" in " ".join(child.cmdline()):
                 found.append(child.pid)
     return found

@@ -6,15 +6,16 @@ from sqlalchemy import select
 
 from contracts import assignments
 from contracts.tables import swap
+from engines.following.repository import FollowingRepository
 from runtime.database import Database
 from runtime.days import migrate
-from services.engine.repository import SwapRecord, keep_swap, read_wanted
+from services.engine.repository import SwapRecord, keep_swap
 
 
 def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'millrace.db'}")
     migrate(database)
-    assert read_wanted(database, "demo") == {}
+    assert FollowingRepository(database, "demo").assigned() == {}
     with database.transaction() as connection:
         for arm, version in (("live", 4), ("candidate", None)):
             assignments.move(
@@ -27,7 +28,7 @@ def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
                 reason="test",
                 root="r" * 64 if version else None,
             )
-    wanted = {name: (arm.version, arm.root) for name, arm in read_wanted(database, "demo").items()}
+    wanted = {name: (arm.version, arm.root) for name, arm in FollowingRepository(database, "demo").assigned().items()}
     assert wanted == {"live": (4, "r" * 64), "candidate": (None, None)}
     record = SwapRecord(
         policy="demo", arm="live", version=4, at=1.5, stage_seconds=0.2, pause_seconds=0.001, gap_seconds=None,

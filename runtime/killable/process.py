@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-from rewards.killable.worker import HEADER
+from runtime.killable.worker import HEADER
 
 RESULT_BYTES = 8 << 20
 _GLANCE_SECONDS = 0.5
 _NAP_SECONDS = 0.01
 _CHUNK = 1 << 16
 _BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from rewards.killable.worker import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from runtime.killable.worker import main; main()"
 )
 
 How = Literal["answered", "raised", "exhausted", "late", "crashed", "unstarted"]

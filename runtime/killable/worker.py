@@ -42,7 +42,8 @@ def main() -> None:
         _write(channel_out, _answer(work, frame["item"], setup["result_bytes"]))
 
 
-_REWARDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 no Path needed
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 no Path needed
+_REWARDS = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "rewards", "")  # noqa: PTH118, PTH120 as above
 
 
 def describe(error: BaseException) -> str:
