@@ -115,8 +115,13 @@ class Group:
     def ended_by(self, says: str) -> StepsBroken:
         """The error that ends the group, now and whenever it is asked again. `says`: what this rank did."""
         if self._failure is None:
-            ended = "the group ends, and a start takes up from the last checkpoint"
-            self._failure = StepsBroken(f"rank {self.rank} of the trainer {says}; {ended}")
+            says = f"rank {self.rank} of the trainer {says}"
+            with suppress(RuntimeError):  # the store may be gone too
+                names = [f"failed/{rank}" for rank in range(self.world)]
+                earlier = [self._store.get(name).decode() for name in names if self._store.check([name])]
+                self._store.set(names[self.rank], says)
+                says = "; ".join([*earlier, says])
+            self._failure = StepsBroken(f"{says}; the group ends, and a start takes up from the last checkpoint")
         return self._failure
 
     def _behind(self) -> str:
