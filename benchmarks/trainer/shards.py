@@ -39,8 +39,9 @@ from weights.stores.opening import open_weight_store
 
 COMPARED_STEPS, STEPS_PER_KILL = 50, 6
 DEADLINE_SECONDS = 20.0
-_LONGEST_SECONDS = 180.0
+_LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 0.02
+_LAST_WORDS = 2000
 _CUT_TOKENS = 256
 """Of a forward pass of the run `cut`: a batch has about 800."""
 _DECIDED = {"trained", "quarantined"}
@@ -86,7 +87,8 @@ class TrainerGroup:
             if found[0] >= epoch and found[1] >= step:
                 break
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"no step {step}: see {self.settings.home / 'trainer.log'}")
+                said = (self.settings.home / "trainer.log").read_text()[-_LAST_WORDS:]
+                raise RuntimeError(f"no step {step}; the trainer said last: {said}")
             accept(self.database, self.settings.policy)
             time.sleep(_LOOK_SECONDS)
 
@@ -192,6 +194,8 @@ def _measure(options: argparse.Namespace, signals: Sequence[str], num_steps: int
     more: dict[str, Any] = {"group_seconds": DEADLINE_SECONDS, "learning_rate": 1e-4}
     if options.rank:
         more |= {"adapter": {"rank": options.rank}, "learning_rate": 1e-3}
+    else:
+        more |= {"mismatch_samples": 0}  # not measured of a model in shards
     with tempfile.TemporaryDirectory(prefix="millrace-shards-") as folder:
         cut = make_home(Path(folder) / "cut", num_steps, options.seed, **more, max_tokens=_CUT_TOKENS)
         losses, homes = {"cut": run_straight(cut, 1, num_steps)}, {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from contracts.errors import InvalidSettings
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
@@ -41,10 +40,6 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
         _train(settings, training, stop, start_from)
         return
     facts = facts_of(schema.release(), {"millrace": settings, "training": training})
-    if training.adapter is None:
-        raise InvalidSettings(
-            "several processes train an adapter, not all weights: set adapter = { rank = 8 } in [training], or start one process"
-        )
     settings = settings.model_copy(update={"device": member.device(settings.device)})
     seconds = training.group_seconds
     words, signs = (connect(member, os.environ, seconds) for _ in range(2))
