@@ -60,10 +60,18 @@ class RankEnd(NamedTuple):
 class TrainerGroup:
     """A running `millrace training` over a home, as an operator starts it."""
 
-    def __init__(self, settings: Settings, processes: int) -> None:
+    def __init__(self, settings: Settings, processes: int, agent: Sequence[str] = ()) -> None:
+        """`agent`: what starts the ranks, with the arguments of Python; by default our own launcher."""
         self.settings, self.database = settings, settings.database()
-        more = ["--processes", str(processes)] if processes > 1 else []
-        command = [sys.executable, str(ROOT / "millrace.py"), "training", "--home", str(settings.home), *more]
+        more = ["--processes", str(processes)] if processes > 1 and not agent else []
+        command = [
+            sys.executable,
+            *(agent or [str(ROOT / "millrace.py")]),
+            "training",
+            "--home",
+            str(settings.home),
+            *more,
+        ]
         with (settings.home / "trainer.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)  # noqa: S603 our own program
 
@@ -111,9 +119,9 @@ class TrainerGroup:
 
 
 @contextmanager
-def trainer_group(settings: Settings, processes: int) -> Iterator[TrainerGroup]:
+def trainer_group(settings: Settings, processes: int, agent: Sequence[str] = ()) -> Iterator[TrainerGroup]:
     """A group over a home; killed if the body fails."""
-    group = TrainerGroup(settings, processes)
+    group = TrainerGroup(settings, processes, agent)
     try:
         yield group
         group.end()
