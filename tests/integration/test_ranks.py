@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.trainer.shards import counted, run_killed, trainer_group
+from benchmarks.trainer.shards import TrainerGroup, counted, run_killed
 from pipelines.training.shards.launch import environment_of
 from runtime.lease import read_epochs
 from runtime.settings import Settings
@@ -37,11 +38,19 @@ def test_a_group_whose_rank_was_killed_goes_on_and_decides_every_sample_once(tmp
     assert counted(settings) == {"lost": 0, "twice": 0}
 
 
-def test_torchrun_starts_the_same_group(tmp_path: Path) -> None:
-    settings = make_home(tmp_path / "home", 3, 1, **TRAINED)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "millrace"]
-    with trainer_group(settings, 2, command) as group:
-        group.until(3)
+def test_torchrun_starts_the_same_group_and_starts_it_again(tmp_path: Path) -> None:
+    settings = make_home(tmp_path / "home", 30, 1, **TRAINED)
+    agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3", "-m", "millrace"]
+    group = TrainerGroup(settings, 2, agent)
+    try:
+        group.until(2)
+        epoch, step = group.newest()
+        assert group.send(1, signal.SIGKILL)
+        group.until(step + 1, epoch + 1)
+    finally:
+        group.process.terminate()
+        group.process.wait(SECONDS)
+        group.database.close()
 
 
 def test_a_rank_with_other_settings_is_refused_by_name_before_anything_changes(tmp_path: Path) -> None:
