@@ -144,7 +144,7 @@ class Saver:
         try:
             job.result()
         except BaseException:
-            if saved.others.are_any:  # what it was the same as may be gone
+            if saved.is_cut:  # what it was the same as may be gone
                 self._learner.saved_as = ""
             raise
         finally:

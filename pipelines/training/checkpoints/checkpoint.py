@@ -44,7 +44,7 @@ from pipelines.training.checkpoints.plans import StateKept
 from pipelines.training.checkpoints.tensor_files import TakenTensors, open_tensors, verify, write_pieces
 from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.shards.pieces import PIECE_SECONDS, OtherPieces, files_of
+from pipelines.training.shards.pieces import PIECE_SECONDS, LocalRows, files_of, gathered
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
     from pipelines.training.checkpoints.journal import Journal
+    from pipelines.training.learning.masters import Masters
     from weights.tensors import Tensors
 
 SAMPLES, MARK = "samples.db", "samples.mark"
@@ -76,7 +77,8 @@ class PendingCheckpoint:
     samples: KnownSamples
     changes: SampleChanges
     tensors: TakenTensors
-    others: OtherPieces
+    held: Masters
+    """Weights and moments, whose pieces other ranks write at the same time if these are rows."""
     same_as: str
     """A checkpoint with these very tensors, whose files get another name; NOTHING: there is none."""
     mark: int | None = None
@@ -85,6 +87,11 @@ class PendingCheckpoint:
     """Its tensors were in another checkpoint already and were not written again."""
     bits: Tensors | None = None
     """Once it is durable: those of its version, if they were asked for."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if other ranks write pieces of it too."""
+        return isinstance(self.held[0], LocalRows)
 
 
 class RefusedCheckpoint(NamedTuple):
@@ -108,7 +115,7 @@ class CheckpointStore:
     ) -> None:
         """`keep`: how many of the newest stay, and of the newest versions. Without a `fence` the folder has a single user.
 
-        `piece_seconds`: see `OtherPieces`.
+        `piece_seconds`: how long to wait for the pieces of other ranks.
         """
         self.folder, self._keep = folder, keep
         self._fault, self._fence, self._piece_seconds = fault, fence, piece_seconds
@@ -151,7 +158,7 @@ class CheckpointStore:
             state.samples,
             state.samples.hand_over(),
             TakenTensors(files_of(held), budget),
-            OtherPieces(held, self._piece_seconds),
+            held,
             same_as,
         )
 
@@ -282,7 +289,7 @@ class CheckpointStore:
             self._fault(f"checkpoint: before {file}")
             files[file] = write_pieces(folder / file, [content])
         if not pending.is_linked:
-            files |= pending.others.gather(folder, self._fault)
+            files |= gathered(folder, pending.held, self._piece_seconds, self._fault)
         self._fault(f"checkpoint: before {MANIFEST}")
         write_durably(folder / MANIFEST, [seal(msgspec.structs.replace(pending.manifest, files=files))])
         self._fault("checkpoint: durable")
@@ -299,7 +306,7 @@ class CheckpointStore:
                 self._fault(f"checkpoint: before {file}")
                 (folder / file).hardlink_to(self.folder / pending.same_as / file)
         except (OSError, WeightsRefused) as error:
-            if pending.others.are_any:  # they took nothing, and their weights may have changed
+            if pending.is_cut:  # they took nothing, and their weights may have changed
                 raise Unavailable(f"the pieces of {pending.same_as} cannot be linked: {error}") from error
             log.info("tensors are written again", same_as=pending.same_as, reason=str(error))
             for file in (WEIGHTS, MOMENTS):

@@ -138,50 +138,34 @@ class PieceWriter:
             taken.abandon()
 
 
-class OtherPieces:
-    """What rank 0 needs to know to wait for the pieces of the others; nothing if it holds all."""
+def gathered(folder: Path, held: Masters, seconds: float, fault: FaultPoint) -> dict[str, Written]:
+    """Rank 0 waits until the pieces of all are durable, and writes the index. Returns facts of all files but its own pieces.
 
-    def __init__(self, held: Masters, seconds: float) -> None:
-        """`seconds`: how long to wait."""
-        self._shapes = {
-            file: tensors.shapes
-            for file, tensors in zip((WEIGHTS, MOMENTS), held, strict=True)
-            if isinstance(tensors, LocalRows)
-        }
-        self._world = next((tensors.world for tensors in held if isinstance(tensors, LocalRows)), 1)
-        self._seconds = seconds
+    `held`: its own rows; nothing is waited for if it holds all. `seconds`: how long to wait.
 
-    @property
-    def are_any(self) -> bool:
-        """True if other ranks write."""
-        return self._world > 1
-
-    def gather(self, folder: Path, fault: FaultPoint) -> dict[str, Written]:
-        """Wait until all are durable, and write the index. Returns facts of all files that rank 0 has not written before.
-
-        Raises Unavailable: a rank has not written in time, or the disk is full; FileNotFoundError: the folder was removed;
-        WeightsRefused: a piece is not of this checkpoint (`other_piece`), or has other rows (`other_rows`).
-        """
-        written, index = dict[str, Written](), PieceIndex(shapes={}, files={})
-        if not self.are_any:
-            return written
-        fault(f"checkpoint: before {INDEX}")
-        ends = time.monotonic() + self._seconds
-        for rank, (file, shapes) in product(range(self._world), self._shapes.items()):
-            index.shapes.update(shapes)
-            rows = {name: rows_of(rank, self._world, shape)[:2] for name, shape in shapes.items() if shape or rank == 0}
-            index.files[piece_name(file, rank, self._world)] = rows
-        for rank in range(1, self._world):
-            note = _wait(folder, rank, ends, self._seconds)
-            expected = {piece_name(file, rank, self._world) for file in self._shapes}
-            if note.checkpoint != folder.name or note.files.keys() != expected:
-                said = f"rank {rank} wrote {sorted(note.files)} of {note.checkpoint}, not a piece of {folder.name}"
-                raise WeightsRefused("other_piece", said)
-            written |= note.files
-        written[INDEX] = write_pieces(folder / INDEX, [msgspec.json.encode(index)])
-        for file in self._shapes:
-            open_tensors(folder, file)
+    Raises Unavailable: a rank has not written in time, or the disk is full; FileNotFoundError: the folder was removed;
+    WeightsRefused: a piece is not of this checkpoint (`other_piece`), or has other rows (`other_rows`).
+    """
+    written, ends = dict[str, Written](), time.monotonic() + seconds
+    cuts = {file: rows for file, rows in zip((WEIGHTS, MOMENTS), held, strict=True) if isinstance(rows, LocalRows)}
+    if not cuts:
         return written
+    fault(f"checkpoint: before {INDEX}")
+    index, world = PieceIndex(shapes={}, files={}), cuts[WEIGHTS].world
+    for rank, (file, rows) in product(range(world), cuts.items()):
+        index.shapes.update(rows.shapes)
+        cut = {name: rows_of(rank, world, shape)[:2] for name, shape in rows.shapes.items() if shape or rank == 0}
+        index.files[piece_name(file, rank, world)] = cut
+    for rank in range(1, world):
+        note = _wait(folder, rank, ends, seconds)
+        if note.checkpoint != folder.name or note.files.keys() != {piece_name(file, rank, world) for file in cuts}:
+            said = f"rank {rank} wrote {sorted(note.files)} of {note.checkpoint}, not a piece of {folder.name}"
+            raise WeightsRefused("other_piece", said)
+        written |= note.files
+    written[INDEX] = write_pieces(folder / INDEX, [msgspec.json.encode(index)])
+    for file in cuts:
+        open_tensors(folder, file)
+    return written
 
 
 def files_of(held: Masters) -> dict[str, Mapping[str, torch.Tensor]]:

@@ -27,6 +27,7 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_history import stored_parents
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
+from pipelines.training.learning.learner import Learner
 from pipelines.training.process import compose
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.surroundings import Surroundings
@@ -174,12 +175,14 @@ class World:
 
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
         """A trainer that has restored its state and not begun an epoch."""
-        learner = a_learner(self.make_model(), self.training, self.device)
         around = Surroundings(
             self.settings, self.training, self.database, self.lease(), self.log, self.store, self.signer, self.keyring,
             clock=lambda: self.now + self.wall_jump, monotonic=lambda: self.now, fault=fault,
         )  # fmt: skip
-        return compose(learner, around, (self.saving, self.publishing))
+        return compose(self.make_learner(), around, (self.saving, self.publishing))
+
+    def make_learner(self) -> Learner:
+        return a_learner(self.make_model(), self.training, self.device)
 
     def lease(self) -> Lease:
         """The lease of the next trainer; the previous one counts as dead."""

@@ -1,6 +1,7 @@
 """Crashes between any two durable effects: nothing is lost or trained twice, and the weights are bit-identical."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,18 @@ from msgspec.structs import replace
 
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.masters import Masters
+from pipelines.training.learning.step_bound import Taken
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.shards.pieces import LocalRows, PieceWriter
 from pipelines.training.worker import Trainer
 from tests.executors import Threads
 from tests.fakes import everything
+from tests.unit.pipelines.training.builders import tiny_model
 from tests.unit.pipelines.training.world import CrashAt, World, named, some, survive, weights_of
+from weights.rows import rows_of
 
 NUM_SAMPLES = 8
 NUM_TURNS = 4
@@ -166,6 +175,86 @@ def test_a_truncated_checkpoint_is_refused_and_the_journal_of_the_one_before_lea
     assert sorted(world.ledger().values()) == trained(1, 1, 1, 3, 3, 3, 4, 4)
     assert world.store.manifest("tiny", 3).parent == 1
     world.close()
+
+
+class Ranks(WholeModel):
+    """As if several ranks held the model: this is rank 0, and the others are threads that look at its memory."""
+
+    def __init__(self, settings: TrainingSettings, world: int) -> None:
+        super().__init__(tiny_model(), settings)
+        self._world = world
+        self._others = [PieceWriter(rank, ThreadPoolExecutor(1)) for rank in range(1, world)]
+
+    def masters(self) -> Masters:
+        return self._held(0)
+
+    def _held(self, rank: int) -> Masters:
+        whole = super().masters()
+        shapes = {name: tuple(tensor.shape) for name, tensor in whole[0].items()}
+        weights, moments = (
+            {
+                name: each[slice(*rows_of(rank, self._world, each.shape)[:2])] if each.ndim else each
+                for name, each in held.items()
+            }
+            for held in whole
+        )
+        return LocalRows.masters(rank, self._world, shapes, (weights, moments))
+
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        for rank, writer in enumerate(self._others, start=1):
+            writer.begin(folder, self._held(rank), budget)
+
+    def take_step(self, scale: float) -> Taken:
+        self._keep()
+        return super().take_step(scale)
+
+    def put(self, held: Masters) -> None:
+        self._keep()
+        super().put(held)
+
+    def _keep(self) -> None:
+        for writer in self._others:
+            writer.keep()
+
+
+class RanksWorld(World):
+    """Each trainer has one rank less than the one before."""
+
+    num_ranks = 3
+
+    def make_learner(self) -> Learner:
+        trainee = Ranks(self.training, self.num_ranks)
+        self.num_ranks -= 1
+        return Learner(trainee, self.training)
+
+
+@pytest.mark.slow
+def test_a_crash_while_ranks_save_changes_nothing_and_fewer_ranks_go_on(
+    template: Path, tmp_path: Path, uninterrupted: Straight
+) -> None:
+    def play(number: int) -> tuple[RanksWorld, CrashAt]:
+        world, fault = RanksWorld(shutil.copytree(template, tmp_path / str(number)), **RHYTHM), CrashAt(number)
+
+        def run(trainer: Trainer) -> None:
+            finish(world, trainer)
+            trainer.checkpoint(wait=True, weights=True)
+
+        trainer = survive(world, run, fault)
+        assert by_rank(world.ledger()) == by_rank(uninterrupted[1])
+        newest, refused = trainer.settling.saver.checkpoints.load_newest()
+        assert newest is not None
+        assert all(torch.equal(newest.weights[name], value) for name, value in uninterrupted[0].items())
+        assert not [item for item in refused if "interrupted" not in item.reason]
+        world.close()
+        return world, fault
+
+    world, counter = play(10**9)
+    newest = max(world.settings.checkpoints.glob("checkpoint-*"))
+    assert len([*newest.glob("*-of-00003.safetensors")]) == 6
+    saves = [number for number, place in enumerate(counter.places, start=1) if place.startswith("checkpoint")]
+    for number in some(saves):
+        with named((number, counter.places[number - 1])):
+            play(number)
 
 
 @pytest.mark.slow
