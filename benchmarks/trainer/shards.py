@@ -202,8 +202,6 @@ def _measure(options: argparse.Namespace, signals: Sequence[str], num_steps: int
     more: dict[str, Any] = {"group_seconds": DEADLINE_SECONDS, "learning_rate": 1e-4}
     if options.rank:
         more |= {"adapter": {"rank": options.rank}, "learning_rate": 1e-3}
-    else:
-        more |= {"mismatch_samples": 0}  # not measured of a model in shards
     with tempfile.TemporaryDirectory(prefix="millrace-shards-") as folder:
         cut = make_home(Path(folder) / "cut", num_steps, options.seed, **more, max_tokens=_CUT_TOKENS)
         losses, homes = {"cut": run_straight(cut, 1, num_steps)}, {}

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import structlog
 import torch
 
 from contracts.faults import FaultPoint, no_fault
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from weights.stores.store import WeightStore
 
 _BEGIN = b"begin"
+log = structlog.get_logger()
 
 
 def learn(
@@ -64,7 +66,7 @@ def learn(
 
 def lend_hands(settings: Settings, group: Group) -> None:
     """Compute what rank 0 of the group asks, until it trains no more. Raises StepsBroken: the group is at its end."""
-    training = _training_of(settings)
+    training = _training_of(settings, group)
     group.receive()  # rank 0 may wait for its lease, and for servers
     check_card(torch.device(settings.device))
     follow(make_share(settings.base, training, settings.device, group), group)
@@ -117,7 +119,7 @@ def make_trainer(
 
     `training`: None: as the home says. `fault`: see `contracts.faults`. `group`: this process is its rank 0.
     """
-    training = _training_of(settings, training)
+    training = _training_of(settings, group, training)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     trainee = retried(stop, lambda: _trainee_of(settings, training, store, lease.policy, group))
@@ -129,8 +131,11 @@ def make_trainer(
     return retried(stop, lambda: compose(learner, around, background))
 
 
-def _training_of(settings: Settings, training: TrainingSettings | None = None) -> TrainingSettings:
+def _training_of(settings: Settings, group: Group | None, training: TrainingSettings | None = None) -> TrainingSettings:
     training = training or load_section(settings.home, "training", TrainingSettings)
+    if group is not None and training.adapter is None and training.mismatch_samples:
+        log.warning("the mismatch of versions is not measured: no rank holds a whole model")
+        training = training.model_copy(update={"mismatch_samples": 0})
     torch.set_num_threads(training.num_threads)
     return training.for_tasks(load_tasks(settings.tasks).values())
 
