@@ -62,8 +62,8 @@ class ShardedModel(Share):
         model.reshard()
         self._cut = dict(model.named_parameters())
         rows = {name: torch.nn.Parameter(each.to_local().detach()) for name, each in self._cut.items()}
-        # Rank 0 alone is asked for it, and has to read all files for it.
-        identity = "" if self._group.rank else identity_of(self._files, int(model.config.vocab_size))
+        # Every rank reads all files for it, though rank 0 alone is asked: the others would wait for longer than the deadline.
+        identity = identity_of(self._files, int(model.config.vocab_size))
         return {name: (each, each) for name, each in rows.items()}, identity, self._frozen
 
     def _frozen(self) -> ReferencePolicy:
