@@ -74,7 +74,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         # During the import and the checks there is nothing to finish. An exception could be caught by what is being imported.
         signal.signal(number, lambda *_: os._exit(0))
     if supervised:
-        threading.Thread(target=_follow_supervisor, daemon=True).start()
+        threading.Thread(target=follow_supervisor, daemon=True).start()
     try:
         module = importlib.import_module(PROCESSES.get(name) or followed_of(name).process)
         settings = load_settings(home)
@@ -146,7 +146,8 @@ def _database_check(database: Database) -> Check:
     return check
 
 
-def _follow_supervisor() -> None:
+def follow_supervisor() -> None:
+    """End with the process at the other end of standard input."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

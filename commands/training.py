@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +15,10 @@ import structlog
 import typer
 
 from commands.options import DEFAULT_HOME, HomeOption
-from commands.process import SupervisedOption, run_process
+from commands.process import SupervisedOption, follow_supervisor, run_process
 from contracts.errors import InvalidSettings
+from pipelines.training.shards.launch import launch, settle_rank
+from runtime.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +33,8 @@ _MOST_DIFFERENT = 20
 _NAME, _VALUE = 26, 24
 _EXACT = 2**53
 
+_MILLRACE = Path(__file__).parent.parent / "millrace.py"
+
 app = typer.Typer(help="Run the process training in the foreground; take a step that its guard stopped again.")
 
 
@@ -41,15 +48,34 @@ def training(
         str,
         typer.Option("--from", help="earliest or now: choose where to read on after positions were lost, then exit."),
     ] = "",
-) -> None:
+    processes: Annotated[
+        int, typer.Option(min=1, max=1024, help="Share the work among this many processes of this machine, one a GPU.")
+    ] = 1,
+) -> int:
     """Run the process training in the foreground; take a step that its guard stopped again."""
     if context.invoked_subcommand is not None:
-        return
+        return 0
     if start_from not in {"", "earliest", "now"}:
         raise InvalidSettings(
             f"--from {start_from}: it is earliest (the oldest record in the log) or now (the end of the log)"
         )
+    if processes > 1:
+        return _launch(processes, home, *(("--from", start_from) if start_from else ()), supervised=supervised)
+    settle_rank(os.environ)
     run_process("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
+    return 0
+
+
+def _launch(processes: int, home: Path, *more: str, supervised: bool) -> int:
+    """Run this command in several processes, which end with this one. Raises InvalidSettings: the settings are wrong."""
+    load_settings(home)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if supervised:
+        threading.Thread(target=follow_supervisor, daemon=True).start()
+    command = [sys.executable, str(_MILLRACE), "training", "--home", str(home), "--supervised", *more]
+    return launch(command, processes, stop, lambda line: print(line, flush=True))
 
 
 @app.command()

@@ -14,7 +14,7 @@ protects the data, not the clock: a process with an older epoch fails its next c
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,10 +132,13 @@ class Lease:
             connection.execute(self._update().values(renewed_at=_clock(connection)))
 
     @contextmanager
-    def kept_alive(self) -> Iterator[None]:
-        """Renew in a thread, on its own connection, while the body runs; release at the end."""
+    def kept_alive(self, is_moving: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Renew in a thread, on its own connection, while the body runs; release at the end.
+
+        `is_moving`: asked before each renewal. If the holder makes no progress, the lease expires, and another process may take it.
+        """
         stop = threading.Event()
-        beating = threading.Thread(target=self._beat, args=(stop,), name="lease", daemon=True)
+        beating = threading.Thread(target=self._beat, args=(stop, is_moving), name="lease", daemon=True)
         beating.start()
         try:
             yield
@@ -157,10 +160,13 @@ class Lease:
     def _update(self) -> Update:
         return update(training_lease).where(training_lease.c.policy == self.policy)
 
-    def _beat(self, stop: threading.Event) -> None:
+    def _beat(self, stop: threading.Event, is_moving: Callable[[], bool]) -> None:
         own = Database(self._database.url)
         renewing = Lease(own, self.policy, self._holder, self.epoch)
         while not stop.wait(self._holder.lifetime / _BEATS):
+            if not is_moving():
+                log.error("lease not renewed: no progress", policy=self.policy, epoch=self.epoch)
+                continue
             try:
                 renewing.renew()
             except LeaseLost as lost:

@@ -78,7 +78,7 @@ class Operations:
         if path == "/metrics":
             return OperationsResponse(_OK, CONTENT_TYPE_LATEST, generate_latest())
         if path == "/health":
-            seconds = time.time() - (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0.0)
+            seconds = seconds_since_step()
             return _json(_OK if seconds < self._longest else _UNAVAILABLE, {"last_step_seconds": round(seconds, 1)})
         if path == "/ready":
             problems = self.problems()
@@ -143,6 +143,11 @@ class _OperationsServer(ThreadingHTTPServer):
 def step_done() -> None:
     """Report that the main loop finished a step."""
     LAST_STEP.set(time.time())
+
+
+def seconds_since_step() -> float:
+    """How long ago the main loop finished a step."""
+    return time.time() - (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0.0)
 
 
 def trouble(name: str, reason: str | None) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import structlog
 import torch
 
 from contracts.faults import FaultPoint, no_fault
@@ -15,13 +16,15 @@ from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
+from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.trainees import make_trainee
+from pipelines.training.learning.trainees import make_share, make_trainee
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
 from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.shards.hands import dismiss, follow
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.surroundings import Surroundings, retried
@@ -37,24 +40,50 @@ from weights.warm_up import warm_up
 if TYPE_CHECKING:
     import threading
 
+    from pipelines.training.learning.trainee import Trainee
     from pipelines.training.samples.lost_positions import SkipTo
+    from pipelines.training.shards.group import Group
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
+    from weights.stores.store import WeightStore
+
+_BEGIN = b"begin"
+log = structlog.get_logger()
 
 
-def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
-    """Learn until `stop` is set."""
+def learn(
+    settings: Settings, database: Database, lease: Lease, stop: threading.Event, group: Group | None = None
+) -> None:
+    """Learn until `stop` is set. `group`: with its other ranks, which end then."""
     with background_threads() as background:
-        trainer = make_trainer(settings, database, lease, stop, background)
+        trainer = make_trainer(settings, database, lease, stop, background, group=group)
         if trainer is not None:
             trainer.run(stop)
+        if trainer is not None and group is not None:
+            dismiss(group)
 
 
-def skip(settings: Settings, database: Database, lease: Lease, stop: threading.Event, where: SkipTo) -> None:
+def lend_hands(settings: Settings, group: Group) -> None:
+    """Compute what rank 0 of the group asks, until it trains no more. Raises StepsBroken: the group is at its end."""
+    training = _training_of(settings, group)
+    group.receive()  # rank 0 may wait for its lease, and for servers
+    check_card(torch.device(settings.device))
+    follow(make_share(settings.base, training, settings.device, group), group)
+
+
+def skip(
+    settings: Settings,
+    database: Database,
+    lease: Lease,
+    stop: threading.Event,
+    where: SkipTo,
+    *,
+    group: Group | None = None,
+) -> None:
     """Skip records that the log no longer holds (`earliest`), or all unread records (`now`), and print them."""
     with background_threads() as background:
-        trainer = make_trainer(settings, database, lease, stop, background)
+        trainer = make_trainer(settings, database, lease, stop, background, group=group)
         skipped = retried(stop, lambda: trainer.skip(where)) if trainer else None
     for item in skipped or ():
         print(f"skipped: {described(item)}")  # noqa: T201 the purpose of the command
@@ -64,6 +93,8 @@ def skip(settings: Settings, database: Database, lease: Lease, stop: threading.E
             if skipped
             else "the log holds every position: nothing was skipped"
         )
+    if group is not None:
+        dismiss(group)
 
 
 @contextmanager
@@ -82,24 +113,42 @@ def make_trainer(
     *,
     training: TrainingSettings | None = None,
     fault: FaultPoint = no_fault,
+    group: Group | None = None,
 ) -> Trainer | None:
     """A trainer, as soon as every server answers; None if `stop` is set first.
 
-    `training`: None: as the home says. `fault`: see `contracts.faults`.
+    `training`: None: as the home says. `fault`: see `contracts.faults`. `group`: this process is its rank 0.
     """
-    tasks = load_tasks(settings.tasks)
-    training = training or load_section(settings.home, "training", TrainingSettings)
-    training = training.for_tasks(tasks.values())
-    torch.set_num_threads(training.num_threads)
+    training = _training_of(settings, group, training)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
-    base = retried(stop, lambda: store.load(lease.policy, BASE_VERSION))
-    if base is None:
+    trainee = retried(stop, lambda: _trainee_of(settings, training, store, lease.policy, group))
+    if trainee is None:
         return None
-    learner = Learner(make_trainee(settings.base, training, settings.device, base), training)
+    learner = Learner(trainee, training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
     return retried(stop, lambda: compose(learner, around, background))
+
+
+def _training_of(settings: Settings, group: Group | None, training: TrainingSettings | None = None) -> TrainingSettings:
+    training = training or load_section(settings.home, "training", TrainingSettings)
+    if group is not None and training.adapter is None and training.mismatch_samples:
+        log.warning("the mismatch of versions is not measured: no rank holds a whole model")
+        training = training.model_copy(update={"mismatch_samples": 0})
+    torch.set_num_threads(training.num_threads)
+    return training.for_tasks(load_tasks(settings.tasks).values())
+
+
+def _trainee_of(
+    settings: Settings, training: TrainingSettings, store: WeightStore, policy: str, group: Group | None
+) -> Trainee:
+    check_card(torch.device(settings.device))
+    if group is None:
+        return make_trainee(settings.base, training, settings.device, store.load(policy, BASE_VERSION))
+    root = store.manifest(policy, BASE_VERSION).target_root
+    group.send(_BEGIN)
+    return make_trainee(settings.base, training, settings.device, group=group, root=root)
 
 
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:

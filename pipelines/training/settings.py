@@ -135,8 +135,10 @@ class TrainingSettings(Section):
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""
     lease_seconds: float = Field(default=LIFETIME_SECONDS, ge=1)
-    """After this many seconds without a heartbeat, a trainer's lease ends and another may take over. A dead trainer on the same
-    machine is noticed at once."""
+    """Seconds without a heartbeat until another trainer may take over."""
+
+    group_seconds: float = Field(default=120.0, ge=1)
+    """Of several processes: seconds of silence of one until all start again."""
 
     @model_validator(mode="before")
     @classmethod

@@ -218,6 +218,22 @@ def test_it_is_kept_alive_while_its_holder_works_and_released_at_the_end(any_dat
     assert Lease.acquire(any_database, "p").epoch == 2
 
 
+def test_a_holder_without_progress_loses_it_and_cannot_write(any_database: Database) -> None:
+    lease = Lease.acquire(any_database, "p", lifetime=0.3, holder=elsewhere())
+    asked = threading.Event()
+
+    def is_moving() -> bool:
+        asked.set()
+        return False
+
+    with lease.kept_alive(is_moving):
+        assert asked.wait(SOON_SECONDS)
+        let_it_expire(any_database, "p")
+        assert Lease.acquire(any_database, "p").epoch == 2
+        with pytest.raises(LeaseLost):
+            lease.check_now()
+
+
 def test_the_heartbeat_finds_that_it_was_robbed(any_database: Database) -> None:
     lease = Lease.acquire(any_database, "p", lifetime=0.3, holder=a_dead_process())
     robber = a_lease(any_database, "p")

@@ -110,7 +110,7 @@ def test_gpus_are_for_the_trainer_and_not_for_our_own_engine(name: str) -> None:
     values = yaml.safe_load((CHART.parent / "values" / f"{name}.yaml").read_text())
     pools = values.get("engine", VALUES["engine"]).get("pools", VALUES["engine"]["pools"])
     assert {(pool["device"], pool["gpus"]) for pool in pools} == {("cpu", 0)}
-    assert (values.get("training", VALUES["training"])["device"] == "cuda") is (name == "gpus")
+    assert (values.get("training", VALUES["training"])["device"] == "cuda") is (name in {"gpus", "ranks-2", "ranks-8"})
 
 
 def test_the_alarms_are_those_of_the_other_deployments() -> None:
@@ -155,7 +155,9 @@ def test_each_process_of_compose_has_a_workload(manifests: list[dict[str, Any]])
     assert OURS | {"init"} <= set(COMPOSE)
     for process, _, pod in workloads(manifests):
         [container] = pod["spec"]["containers"]
-        assert container["args"] == [process, "--home", "/var/lib/millrace"]
+        command, *more = container["args"]
+        assert (command, more[:2]) == (process, ["--home", "/var/lib/millrace"])
+        assert process == "training" or (more[2:], container.get("command")) == ([], None)
 
 
 def test_ports_and_probes_are_real(manifests: list[dict[str, Any]]) -> None:
@@ -207,6 +209,8 @@ def test_no_volume_is_shared_and_state_outlives_its_pod(manifests: list[dict[str
     for process, manifest, pod in workloads(manifests):
         homes = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "home"]
         claims = manifest["spec"].get("volumeClaimTemplates", [])
+        if process == "training" and manifest["spec"]["replicas"] > 1:
+            continue  # see the test of ranks
         if process in {"inference", "training", "engine"}:
             assert (homes, [claim["metadata"]["name"] for claim in claims]) == ([], ["home"])
             assert [claim["spec"]["accessModes"] for claim in claims] == [["ReadWriteOnce"]]
@@ -214,7 +218,7 @@ def test_no_volume_is_shared_and_state_outlives_its_pod(manifests: list[dict[str
             assert (homes, claims) == ([{"name": "home", "emptyDir": {}}], [])
         [container] = pod["spec"]["containers"]
         writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
-        assert writable == {"/var/lib/millrace", "/tmp"}  # noqa: S108 a volume of the pod
+        assert writable - {"/dev/shm"} == {"/var/lib/millrace", "/tmp"}  # noqa: S108 volumes of the pod
 
 
 def test_pods_run_without_rights(manifests: list[dict[str, Any]]) -> None:
@@ -277,6 +281,58 @@ def test_gpus_are_asked_for_where_a_device_needs_them(manifests: list[dict[str, 
         device = tomllib.loads(maps[name][Path(environment(pod)[SETTINGS]).name])["millrace"].get("device", "cpu")
         has_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
         assert has_gpu == device.startswith("cuda"), process
+
+
+def trainer_of(manifests: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    [(manifest, pod)] = [(manifest, pod) for process, manifest, pod in workloads(manifests) if process == "training"]
+    return manifest["spec"], pod["spec"], pod["spec"]["containers"][0]
+
+
+def test_every_gpu_of_the_trainer_has_a_rank(manifests: list[dict[str, Any]]) -> None:
+    """In one pod our own launcher starts them; over several nodes torchrun does, in each pod as many as it has GPUs."""
+    stateful, pod, container = trainer_of(manifests)
+    gpus, nodes = container["resources"]["limits"].get("nvidia.com/gpu", 0), stateful["replicas"]
+    by_launcher = ["--processes", str(gpus)] if gpus > 1 and nodes == 1 else []
+    assert container["args"] == ["training", "--home", "/var/lib/millrace", *by_launcher]
+    assert ("shm" in {volume["name"] for volume in pod["volumes"]}) is (gpus > 1)
+    if nodes == 1:
+        assert "command" not in container
+        return
+    from torch.distributed.run import get_args_parser  # noqa: PLC0415 it takes seconds, and most sets do not need it
+
+    assert container["command"][:5] == ["tini", "--", "python", "-m", "torch.distributed.run"]
+    options = get_args_parser().parse_args(container["command"][5:] + container["args"])
+    assert (options.nnodes, options.nproc_per_node, options.module) == (str(nodes), str(gpus), True)
+    assert (options.training_script, options.training_script_args) == ("millrace", container["args"])
+    host, service = options.rdzv_endpoint.rpartition(":")[0].split(".")
+    assert service == stateful["serviceName"]
+    assert host == f"{stateful['serviceName'].removesuffix('-pods')}-0"
+
+
+def test_ranks_on_several_nodes_share_a_volume_and_no_node(manifests: list[dict[str, Any]]) -> None:
+    stateful, pod, _ = trainer_of(manifests)
+    claims = of_kind(manifests, "PersistentVolumeClaim")
+    if stateful["replicas"] == 1:
+        assert claims == []
+        return
+    [home] = [volume for volume in pod["volumes"] if volume["name"] == "home"]
+    [claim] = claims
+    assert home["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert "volumeClaimTemplates" not in stateful
+    [apart] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"]["matchLabels"] == stateful["selector"]["matchLabels"]
+
+
+def test_there_are_sets_of_1_of_2_and_of_8_ranks() -> None:
+    """They are what the tests above look at, if the chart is rendered."""
+    ranks = set()
+    for name in SETS:
+        training = VALUES["training"] | yaml.safe_load((CHART.parent / "values" / f"{name}.yaml").read_text()).get(
+            "training", {}
+        )
+        ranks.add(max(1, training["gpus"]) * training["nodes"])
+    assert {1, 2, 8} <= ranks
 
 
 def test_the_lag_of_no_more_pods_than_partitions_is_scaled(manifests: list[dict[str, Any]]) -> None:

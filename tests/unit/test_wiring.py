@@ -89,7 +89,7 @@ def test_every_process_is_a_service_and_every_service_is_known() -> None:
 
 @each_case("name", sorted(OURS))
 def test_a_service_runs_the_process_of_its_name(name: str) -> None:
-    assert words(name) == [name, "--home", HOME]
+    assert words(name) == [name, "--home", HOME, *(["--processes", "1"] if name == "training" else [])]
 
 
 def test_replicas_are_those_of_the_profile_services() -> None:

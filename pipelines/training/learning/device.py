@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import transformers
 
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, StepsBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pipelines.training.settings import TrainingSettings
 
 
 RECOVERY_STEPS = 50
 """Steps that must fit before the budget doubles again: the memory is often still in use elsewhere."""
+_CHECKED = 256
+"""Rows and columns of the product that a device is checked with."""
 _WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 """Messages of allocators that raise a plain RuntimeError, such as torch's for the CPU."""
 
@@ -88,6 +90,20 @@ def set_generators(states: Mapping[str, str], device: torch.device) -> None:
     torch.set_rng_state(found["cpu"])
     if device.type == "cuda" and "cuda" in found:
         torch.cuda.set_rng_state(found["cuda"])
+
+
+def check_card(
+    device: torch.device, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul
+) -> None:
+    """Multiply whole numbers, small enough for an exact result in any order and precision, and compare.
+
+    `multiply`: how. Raises StepsBroken: the device gives another result; it must not train.
+    """
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randint(-8, 9, (_CHECKED, _CHECKED), generator=generator) for _ in range(2))
+    found = multiply(left.float().to(device), right.float().to(device)).cpu()
+    if not torch.equal(found, (left @ right).float()):
+        raise StepsBroken(f"{device} multiplies wrongly: it fails the check before the first step; take it out of use")
 
 
 def machine_of(device: torch.device) -> dict[str, str]:

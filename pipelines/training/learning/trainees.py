@@ -59,13 +59,8 @@ def make_trainee(
         return GroupTrainee(make_share(base, settings, device, group, root), group)
     on = torch.device(device)
     is_reduced = precision_of(settings, on).is_reduced
-    way = None
-    if on.type == "cuda" and Path(base).is_dir():  # of a hub id nothing is here yet
-        training = settings.model_dump() | {"precision": "bfloat16" if is_reduced else "float32"}
-        held = sum(tensor.data.nbytes for tensor in (bits or {}).values())
-        free = torch.cuda.mem_get_info(on)[0], free_memory() + held
-        way = way_now(read_shape(Path(base)), training, *free, device)
-        log.info("what the trainer holds fits", way=way.says, **way._asdict())
+    held = sum(tensor.data.nbytes for tensor in (bits or {}).values())
+    way = _way_on(base, settings, device, held) if on.type == "cuda" else None
     # Float32 weights may fit into host memory alone: the trainee brings them to the device. A base that never changes needs no more than
     # its published bits.
     dtype = torch.bfloat16 if is_reduced and settings.adapter is not None else torch.float32
@@ -76,6 +71,8 @@ def make_trainee(
 
 def make_share(base: str, settings: TrainingSettings, device: str, group: Group, root: str = "") -> Share:
     """This rank's part of what these settings train; arguments and errors are those of `make_trainee`."""
+    if torch.device(device).type == "cuda":
+        _way_on(base, settings, device, processes=group.world)
     files = BaseFiles(base)
     found = files.root(group)
     if root and found != root:
@@ -83,6 +80,22 @@ def make_share(base: str, settings: TrainingSettings, device: str, group: Group,
     if settings.adapter is not None:
         return ShardedAdapter(files, found, settings, device, group)
     return ShardedModel(files, settings, device, group)
+
+
+def _way_on(
+    base: str, settings: TrainingSettings, device: str, held: int = 0, processes: int = 1
+) -> TrainingWay | None:
+    """What fits a GPU as it is now. None: of a hub id nothing is here yet. `held`: bytes of the host that are given back."""
+    if not Path(base).is_dir():
+        return None
+    on = torch.device(device)
+    is_reduced = precision_of(settings, on).is_reduced
+    training = settings.model_dump() | {"precision": "bfloat16" if is_reduced else "float32"}
+    training |= {} if processes == 1 else {"masters": "device"}
+    free = torch.cuda.mem_get_info(on)[0], free_memory() + held
+    way = way_now(read_shape(Path(base)), training, *free, device, processes=processes)
+    log.info("what the trainer holds fits", way=way.says, **way._asdict())
+    return way
 
 
 def trainee_of(
@@ -95,7 +108,14 @@ def trainee_of(
 
 
 def way_now(
-    shape: ModelShape, training: Mapping[str, Any], free_bytes: int, free_host_bytes: int, device: str
+    shape: ModelShape,
+    training: Mapping[str, Any],
+    free_bytes: int,
+    free_host_bytes: int,
+    device: str,
+    *,
+    processes: int = 1,
 ) -> TrainingWay:
     """As `require_card`, for a process that is there already: what it took of device and host for that is not free any more."""
-    return require_card(shape, training, free_bytes + CARD_BYTES, device, host=free_host_bytes + HOST_BYTES)[0]
+    room = free_bytes + CARD_BYTES, device
+    return require_card(shape, training, *room, host=free_host_bytes + HOST_BYTES, processes=processes)[0]

@@ -245,4 +245,4 @@ def perform(share: Share, group: Group, verb: Verb) -> Any:
         return found
     if failure is not None and len(failed) == group.world:
         raise failure
-    raise StepsBroken(f"{ranks(failed)} failed alone in {type(verb).__name__}: {failure or 'see there'}") from failure
+    raise group.ended_by(f"sees {ranks(failed)} fail alone in {type(verb).__name__}: {failure}") from failure

@@ -125,5 +125,5 @@ class Share(WholeModel):
         except StepsBroken:
             raise
         except Exception as error:
-            says = f"rank {self._group.rank} of the trainer failed in a pass that the others take with it"
-            raise StepsBroken(f"{says}: {type(error).__name__}: {error}; the group ends") from error
+            says = f"failed in a pass that the others take with it: {type(error).__name__}: {error}"
+            raise self._group.ended_by(says) from error

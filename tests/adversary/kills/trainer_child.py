@@ -73,14 +73,14 @@ def main() -> None:
                 raise RuntimeError("no trainer")
             while trainer.state.step < options.steps or not trainer.is_settled:
                 trainer.attempt(0.0)
-                _accept(database, settings.policy)
+                accept(database, settings.policy)
             stop.set()
             trainer.run(stop)
         say(place="stopped")
     database.close()
 
 
-def _accept(database: Any, policy: str) -> None:
+def accept(database: Any, policy: str) -> None:
     """Make the candidate live, as release does with a good one."""
     with database.transaction() as connection:
         arms = assignments.read(connection, policy)

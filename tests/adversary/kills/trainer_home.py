@@ -32,8 +32,8 @@ _LAST = 4e9
 """When the samples were generated, in the year 2096: they have no age, so their weights are the same whenever a step is taken."""
 
 
-def make_home(folder: Path, num_steps: int, seed: int) -> Settings:
-    """A home whose log holds as many samples as these steps take."""
+def make_home(folder: Path, num_steps: int, seed: int, **more: Any) -> Settings:
+    """A home whose log holds as many samples as these steps take. `more`: of [training]."""
     settings = make_settings(
         folder, name="reservations", base=BASE, tasks=[EXAMPLE / "task.toml"], device="cpu", web_port=1
     )
@@ -44,6 +44,7 @@ def make_home(folder: Path, num_steps: int, seed: int) -> Settings:
         checkpoint_seconds=0.5,
         divergence_bound=math.inf,
         old_versions=10**6,
+        **more,
     )
     prepare_home(settings, {"training": training})
     log = settings.event_log()
@@ -67,9 +68,9 @@ def digests(settings: Settings) -> dict[str, str]:
     return {**found, "baselines": blake3(learned).hexdigest(16)}
 
 
-def problems_of(settings: Settings, num_steps: int) -> list[str]:
-    """Why this is not: every sample decided once. By the outcomes in the log, and by the versions in the store."""
-    log, store = settings.event_log(), open_weight_store(settings)
+def decided_in(settings: Settings) -> dict[str, Outcome | None]:
+    """The valid outcome of every sample in the log; None: it is pending."""
+    log = settings.event_log()
     keys = {decode(Experience, value).key for value in _values(log, EXPERIENCES)}
     told: dict[str, list[Outcome]] = {}
     for value in _values(log, OUTCOMES):
@@ -78,9 +79,12 @@ def problems_of(settings: Settings, num_steps: int) -> list[str]:
     log.close()
     started = [EpochStart(item.epoch, item.previous, item.kept_sequence) for item in told.pop("", [])]
     epochs = Epochs(valid_through(started))
-    found, problems = {key: best(items, epochs, 0) for key, items in told.items()}, []
-    if found.keys() != keys:
-        problems.append(f"{len(keys - found.keys())} samples have no outcome, {len(found.keys() - keys)} are unknown")
+    return dict.fromkeys(keys) | {key: best(items, epochs, 0) for key, items in told.items()}
+
+
+def problems_of(settings: Settings, num_steps: int) -> list[str]:
+    """Why this is not: every sample decided once. By the outcomes in the log, and by the versions in the store."""
+    found, store, problems = decided_in(settings), open_weight_store(settings), []
     states = [item.state if item is not None else "pending" for item in found.values()]
     # The guard may quarantine one: then it does so with kills too, or the weights would differ.
     if others := [state for state in states if state not in {"trained", "quarantined"}]:
@@ -93,8 +97,8 @@ def problems_of(settings: Settings, num_steps: int) -> list[str]:
         held = sum(item is not None and item.version == version for item in found.values())
         if held != of_version[version]:
             problems.append(f"version {version} says {of_version[version]} samples, the outcomes {held}")
-    if len(keys) != num_steps * BATCH:
-        problems.append(f"{len(keys)} samples in the log, not {num_steps * BATCH}")
+    if len(found) != num_steps * BATCH:
+        problems.append(f"{len(found)} samples in log and outcomes, not {num_steps * BATCH}")
     return problems
 
 

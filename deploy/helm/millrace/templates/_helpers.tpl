@@ -147,7 +147,25 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 name: {{ $process }}
 image: {{ include "millrace.image" (list $root (ternary $root.Values.images.torch $root.Values.images.slim $needsTorch)) }}
 imagePullPolicy: {{ $root.Values.images.pullPolicy }}
-args: [{{ $process }}, --home, /var/lib/millrace]
+{{- $ranks := max 1 (int (ternary $own.gpus 1 (eq $process "training"))) }}
+{{- $nodes := int ($own.nodes | default 1) }}
+{{- if gt $nodes 1 }}
+command: # a rank that dies ends the group, and the agents on all nodes start it again
+  - tini
+  - --
+  - python
+  - -m
+  - torch.distributed.run
+  - --nnodes={{ $nodes }}
+  - --nproc-per-node={{ $ranks }}
+  - --rdzv-backend=c10d
+  - --rdzv-endpoint={{ include "millrace.name" $root }}-training-0.{{ include "millrace.name" $root }}-training-pods:29400
+  - --rdzv-id={{ include "millrace.name" $root }}
+  - --max-restarts=100
+  - -m
+  - millrace
+{{- end }}
+args: [{{ $process }}, --home, /var/lib/millrace{{ if and (eq $nodes 1) (gt $ranks 1) }}, --processes, "{{ $ranks }}"{{ end }}]
 env:
   {{- include "millrace.env" (list $root $process (index . 3)) | nindent 2 }}
 securityContext:
@@ -189,6 +207,9 @@ volumeMounts:
   - {name: home, mountPath: /var/lib/millrace}
   - {name: settings, mountPath: /etc/millrace, readOnly: true}
   - {name: tmp, mountPath: /tmp}
+  {{- if gt $ranks 1 }}
+  - {name: shm, mountPath: /dev/shm}
+  {{- end }}
   {{- if $root.Values.product.volume }}
   - {name: product, mountPath: {{ $root.Values.product.mountPath | quote }}, readOnly: true}
   {{- end }}

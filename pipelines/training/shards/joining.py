@@ -1,0 +1,183 @@
+"""The processes of one trainer find each other, and refuse one that does not belong to them.
+
+    environment of a rank ──▶ Member ──join──▶ a store that all ranks share ──▶ Pulse: whoever hangs is named, and the group ends
+
+Waits for: every rank, up to a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+import msgspec
+import structlog
+from blake3 import blake3
+
+from contracts.errors import InvalidSettings, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.distributed_c10d import Store
+
+    from runtime.settings import Section
+
+BROKEN = 70
+"""Exit status of a rank that ends because another one hangs."""
+_BEATS = 8
+"""Signs of life in a deadline."""
+log = structlog.get_logger()
+
+
+class Member(NamedTuple):
+    """One process of a group, as torchrun numbers it."""
+
+    rank: int
+    world: int
+    local_rank: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """None: this process is the whole trainer. Raises InvalidSettings: only a part of the variables is there."""
+        if int(environment.get("WORLD_SIZE", "1")) == 1:
+            return None
+        try:
+            return cls(*(int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        except KeyError as missing:
+            raise InvalidSettings(f"WORLD_SIZE is set, and {missing} is not: start the ranks with torchrun") from None
+
+    def device(self, chosen: str) -> str:
+        """The device of this rank, if the settings say `chosen`. Raises InvalidSettings: all ranks would share it."""
+        if chosen.startswith("cuda:"):
+            raise InvalidSettings(f"device {chosen} is one GPU for {self.world} ranks: set device to cuda")
+        return f"cuda:{self.local_rank}" if chosen == "cuda" else chosen
+
+
+class SharedWords(Protocol):
+    """What ranks tell each other outside of collectives: a store of torch, or a fake."""
+
+    def set(self, name: str, value: str) -> object:
+        """Write a word."""
+
+    def multi_get(self, names: list[str]) -> Sequence[bytes]:
+        """Words, which may not have been written yet: then it waits."""
+
+    def check(self, names: list[str]) -> bool:
+        """True if all of them have been written."""
+
+
+def facts_of(release: str, sections: Mapping[str, Section]) -> dict[str, str]:
+    """What must be equal on all ranks, by name. Values are digests, for settings hold passwords."""
+    found = {"release": release}
+    for section, settings in sections.items():
+        for name, value in settings.model_dump(mode="json").items():
+            found[f"[{section}] {name}"] = blake3(msgspec.json.encode(value)).hexdigest(8)
+    return found
+
+
+def connect(member: Member, environment: Mapping[str, str], seconds: float) -> Store:
+    """The store of a group, as its environment says: of torchrun's agent, or of rank 0. Raises Unavailable: nobody opened it in time."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 a process alone takes its lease before it imports torch
+
+    where = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    is_host = member.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        found: Store = TCPStore(
+            *where, member.world, is_host, timedelta(seconds=seconds), wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        raise Unavailable(f"rank 0 at {where[0]}:{where[1]} does not answer within {seconds:g} s: {error}") from error
+    return found
+
+
+def join(words: SharedWords, member: Member, facts: Mapping[str, str], seconds: float) -> None:
+    """Wait until every rank is there, and compare their facts. Nothing has changed on any rank before all agree.
+
+    Raises InvalidSettings: a rank is of another release, home or settings; Unavailable: a rank is missing.
+    """
+    words.set(f"facts/{member.rank}", msgspec.json.encode(facts).decode())
+    names = _all(words, member, "facts", seconds)
+    ours, *others = (msgspec.json.decode(text, type=dict[str, str]) for text in words.multi_get(names))
+    words.set(f"read/{member.rank}", "")
+    _all(words, member, "read", seconds)  # rank 0 may be the store: it does not end before all have read
+    for rank, theirs in enumerate(others, 1):
+        different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if different:
+            releases = f" ({theirs['release']} there, {ours['release']} on rank 0)" if "release" in different else ""
+            raise InvalidSettings(
+                f"rank {rank} does not belong to this group: it differs in {', '.join(different)}{releases}; start all ranks of one "
+                "release with the same home and settings"
+            )
+
+
+def _all(words: SharedWords, member: Member, what: str, seconds: float) -> list[str]:
+    names, until = [f"{what}/{rank}" for rank in range(member.world)], time.monotonic() + seconds
+    while not words.check(names):
+        if time.monotonic() > until:
+            missing = [str(rank) for rank, name in enumerate(names) if not words.check([name])]
+            raise Unavailable(f"rank {', '.join(missing)} of {member.world} did not come within {seconds:g} s")
+        time.sleep(seconds / 1000)
+    return names
+
+
+class Pulse:
+    """Signs of life of all ranks. A rank whose process stands still, or whose network was cut, is silent.
+
+    Two threads, because one that asks the store may wait for a host that stands still. Collectives have the same deadline of their own.
+    """
+
+    def __init__(self, words: SharedWords, member: Member, seconds: float, is_moving: Callable[[], bool]) -> None:
+        """`is_moving`: this process makes progress; if not, it gives no sign either. `seconds`: after which silence is too long."""
+        self._words, self._member, self._seconds, self._is_moving = words, member, seconds, is_moving
+        self._heard: list[bytes] = [b""] * member.world
+        self._since = [time.monotonic()] * member.world
+        self._number = 0
+
+    def beat(self, now: float) -> None:
+        """Give a sign of life, and hear those of the others."""
+        if self._is_moving():
+            self._number += 1
+        self._words.set(f"pulse/{self._member.rank}", str(self._number))
+        names = [f"pulse/{rank}" for rank in range(self._member.world)]
+        if not self._words.check(names):
+            return
+        for rank, word in enumerate(self._words.multi_get(names)):
+            if word != self._heard[rank]:
+                self._heard[rank], self._since[rank] = word, now
+
+    def silent(self, now: float) -> list[int]:
+        """Ranks that gave no sign for too long. If all are, this process cannot hear them."""
+        return [rank for rank, since in enumerate(self._since) if now - since > self._seconds]
+
+    @contextmanager
+    def watched(self, end: Callable[[int], object] = os._exit) -> Iterator[None]:
+        """Watch while the body runs. `end`: called with `BROKEN` if a rank is silent."""
+        stop = threading.Event()
+        for work in (self._beat, self._watch):
+            threading.Thread(target=work, args=(stop, end), name="pulse", daemon=True).start()
+        try:
+            yield
+        finally:
+            stop.set()
+
+    def _beat(self, stop: threading.Event, _: Callable[[int], object]) -> None:
+        while not stop.wait(self._seconds / _BEATS):
+            try:
+                self.beat(time.monotonic())
+            except RuntimeError as error:  # torch's errors of a store that is gone
+                log.warning("no sign of the other ranks", reason=str(error))
+
+    def _watch(self, stop: threading.Event, end: Callable[[int], object]) -> None:
+        while not stop.wait(self._seconds / _BEATS):
+            if silent := self.silent(time.monotonic()):
+                log.error(
+                    "ranks hang, or the network to them is cut: the group ends", ranks=silent, own=self._member.rank
+                )
+                end(BROKEN)
+                break
