@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
@@ -73,7 +74,7 @@ def start_again(learner: Learner, folder: Path, first: int) -> None:
 def run(rank: int, what: Callable[[Learner, Path, int], None], world: int, folder: Path, first: int) -> None:
     """One of the processes."""
     torch.set_num_threads(1)
-    store = torch.distributed.FileStore(f"{folder}-{first}", world)
+    store = FileStore(f"{folder}-{first}", world)
     group = Group(store, rank, world, deadline=60.0)
     share = make_share(str(folder.parent / "base"), SETTINGS, "cpu", group)
     if rank:
