@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.errors import InvalidSettings
+from pipelines.training.checkpoints.pieces import LocalRows
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.masters import identity_of
 from pipelines.training.shards.loading import LocalPart, check_tensors, copy_rows, published_values
-from pipelines.training.shards.pieces import LocalRows
 from pipelines.training.shards.sharded import Share
 from policy.conversion import conversion_of
 from policy.logprobs import TokenScorer

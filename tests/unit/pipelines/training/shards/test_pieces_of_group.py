@@ -15,11 +15,12 @@ from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.saving import Saver
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.group import Group
 from pipelines.training.shards.hands import follow
+from pipelines.training.shards.making import make_share
 from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import TrainerState
 from tests.executors import AtOnce
