@@ -39,8 +39,9 @@ from weights.stores.opening import open_weight_store
 
 COMPARED_STEPS, STEPS_PER_KILL = 50, 6
 DEADLINE_SECONDS = 20.0
-_LONGEST_SECONDS = 180.0
+_LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 0.02
+_LAST_WORDS = 2000
 _CUT_TOKENS = 256
 """Of a forward pass of the run `cut`: a batch has about 800."""
 _DECIDED = {"trained", "quarantined"}
@@ -59,10 +60,18 @@ class RankEnd(NamedTuple):
 class TrainerGroup:
     """A running `millrace training` over a home, as an operator starts it."""
 
-    def __init__(self, settings: Settings, processes: int) -> None:
+    def __init__(self, settings: Settings, processes: int, agent: Sequence[str] = ()) -> None:
+        """`agent`: what starts the ranks, with the arguments of Python; by default our own launcher."""
         self.settings, self.database = settings, settings.database()
-        more = ["--processes", str(processes)] if processes > 1 else []
-        command = [sys.executable, str(ROOT / "millrace.py"), "training", "--home", str(settings.home), *more]
+        more = ["--processes", str(processes)] if processes > 1 and not agent else []
+        command = [
+            sys.executable,
+            *(agent or [str(ROOT / "millrace.py")]),
+            "training",
+            "--home",
+            str(settings.home),
+            *more,
+        ]
         with (settings.home / "trainer.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)  # noqa: S603 our own program
 
@@ -86,7 +95,8 @@ class TrainerGroup:
             if found[0] >= epoch and found[1] >= step:
                 break
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"no step {step}: see {self.settings.home / 'trainer.log'}")
+                said = (self.settings.home / "trainer.log").read_text()[-_LAST_WORDS:]
+                raise RuntimeError(f"no step {step}; the trainer said last: {said}")
             accept(self.database, self.settings.policy)
             time.sleep(_LOOK_SECONDS)
 
@@ -109,9 +119,9 @@ class TrainerGroup:
 
 
 @contextmanager
-def trainer_group(settings: Settings, processes: int) -> Iterator[TrainerGroup]:
+def trainer_group(settings: Settings, processes: int, agent: Sequence[str] = ()) -> Iterator[TrainerGroup]:
     """A group over a home; killed if the body fails."""
-    group = TrainerGroup(settings, processes)
+    group = TrainerGroup(settings, processes, agent)
     try:
         yield group
         group.end()

@@ -60,6 +60,14 @@ class ModelShape(NamedTuple):
         """The linear maps that an adapter changes: all but those of experts, which transformers joins to one parameter."""
         return tuple(linear for linear in self.linears if not (linear.is_expert or self.is_transposed))
 
+    @property
+    def gathered_weights(self) -> int:
+        """Elements of the largest layer and of another one, and of what belongs to no layer: embedding and head."""
+        layers: dict[int, int] = {}
+        for linear in self.linears:
+            layers[linear.layer] = layers.get(linear.layer, 0) + linear.num_in * linear.num_out
+        return self.num_weights - sum(layers.values()) + 2 * max(layers.values(), default=0)
+
     def adapter_weights(self, rank: int) -> int:
         """Elements of an adapter's A and B: `rank` times (in + out) of each linear map."""
         return rank * sum(linear.num_in + linear.num_out for linear in self.adapted)

@@ -107,14 +107,18 @@ class TrainerMemory(NamedTuple):
         return self.base + self.adapter + self.state + self.host
 
 
-def memory_of(shape: ModelShape, way: TrainingWay, passes: Passes = USUAL) -> TrainerMemory:
-    """What the trainer takes.
+def memory_of(shape: ModelShape, way: TrainingWay, passes: Passes = USUAL, processes: int = 1) -> TrainerMemory:
+    """What the trainer takes; each of several processes, on a card of its own.
 
     Bytes per weight: 2 that compute in bfloat16, or 4 in float32, which are the masters too if these are on the device; float32 masters and
     moments 12; gradients 4, or as the weights if they are tight; a frozen copy 2. On the host: versions and a save 9; beside masters there 2
     for the weights that go up.
+
+    Each process has its share of all that, but for an adapter, and for weights that compute: those of whole weights are gathered out of the
+    masters. What is gathered at a time is whole: a layer and the next one, and what belongs to no layer.
     """
-    weights, width = shape.num_weights, passes.width
+    weights, width = -(-shape.num_weights // processes), passes.width
+    gathered = shape.gathered_weights if processes > 1 else 0
     if way.rank:
         adapter = shape.adapter_weights(way.rank)
         kept, state, host = 2 * adapter, _PER_ADAPTER * adapter, _HELD * adapter
@@ -122,11 +126,12 @@ def memory_of(shape: ModelShape, way: TrainingWay, passes: Passes = USUAL) -> Tr
         gradients, frozen = width if way.is_tight else 4, 2 if passes.has_reference else 0
         masters = 12 if way.is_host or passes.is_reduced else 8
         kept, state = 0, (gradients + frozen + (0 if way.is_host else masters)) * weights
-        host = (_HELD + (masters + 2 if way.is_host else 0)) * weights
+        host = _HELD * shape.num_weights + (masters + 2 if way.is_host else 0) * weights
     entries = shape.num_layers * shape.width * width
     head = min(passes.max_tokens, _HEAD_TOKENS) * shape.vocabulary * _PER_LOGIT
     activations = passes.max_tokens * (entries + _inside(shape, passes, has_adapter=way.rank > 0))
-    return TrainerMemory(width * weights, kept, state, activations, head, HOST_BYTES + host)
+    computing = 0 if processes > 1 and not way.rank and passes.is_reduced else weights
+    return TrainerMemory(width * (computing + gathered), kept, state, activations, head, HOST_BYTES + host)
 
 
 def ways_of(training: Mapping[str, Any]) -> tuple[TrainingWay, ...]:
@@ -159,6 +164,7 @@ def require_card(
     *,
     host: int = sys.maxsize,
     beside: Callable[[TrainingWay], int] = lambda _: 0,
+    processes: int = 1,
 ) -> tuple[TrainingWay, TrainerMemory]:
     """How a policy is trained on a card, and what that takes.
 
@@ -169,6 +175,7 @@ def require_card(
         device: its name.
         host: bytes of the host's memory for the trainer.
         beside: bytes that engines take of the card at least, if the policy is trained that way.
+        processes: that share it, each with such a card.
 
     Raises InvalidSettings: it is too small, and names the settings that would fit; or there is no layer for an adapter.
     """
@@ -180,20 +187,21 @@ def require_card(
         return need.card + beside(way) <= card and need.host <= host
 
     for way in ways:
-        if fits(way, need := memory_of(shape, way, passes)):
+        if fits(way, need := memory_of(shape, way, passes, processes)):
             return way, need
     engines = f" beside at least {beside(way) / GB:.1f} GB of engines" if beside(way) else ""
-    takes = f"{way.says} with {passes.says} takes {need.card / GB:.1f} GB{engines}"
+    ranks = f" in {processes} processes" if processes > 1 else ""
+    takes = f"{way.says} with {passes.says}{ranks} takes {need.card / GB:.1f} GB{engines}"
     has = f"{device} has {card / GB:.1f} GB"
     if need.host > host:
         has += f"; of the host's memory it takes {need.host / GB:.1f} GB, and {host / GB:.1f} GB are there"
-    fitting = [f"[training] {text}" for text in settings_that_fit(shape, passes, fits)]
+    fitting = [f"[training] {text}" for text in settings_that_fit(shape, passes, fits, processes)]
     remedy = f"what fits: {'; or '.join(fitting)}" if fitting else "no way of training fits: take a larger card"
     raise InvalidSettings(f"the trainer does not fit: {takes}, and {has}; {remedy} (docs/models.md, What fits)")
 
 
 def settings_that_fit(
-    shape: ModelShape, passes: Passes, fits: Callable[[TrainingWay, TrainerMemory], bool]
+    shape: ModelShape, passes: Passes, fits: Callable[[TrainingWay, TrainerMemory], bool], processes: int = 1
 ) -> Iterator[str]:
     """The settings of each way that fits; with others that take less where only these fit."""
     tried = {
@@ -202,7 +210,9 @@ def settings_that_fit(
         ", kl_coefficient = 0 and mismatch_samples = 0": passes._replace(has_reference=False),
     }
     for way in ways_for(shape):
-        found = (f"{way.settings}{more}" for more, each in tried.items() if fits(way, memory_of(shape, way, each)))
+        found = (
+            f"{way.settings}{more}" for more, each in tried.items() if fits(way, memory_of(shape, way, each, processes))
+        )
         yield from islice(found, 1)
 
 

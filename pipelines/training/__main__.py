@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from contracts.errors import InvalidSettings
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.joining import Member, Pulse, connect, facts_of, join
+from pipelines.training.shards.joining import GroupMember, Pulse, connect, facts_of, join
 from pipelines.training.surroundings import retried
 from runtime import schema
 from runtime.lease import Lease
@@ -36,15 +35,11 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
     a rank is missing.
     """
     settings, training = load_settings(home), load_section(home, "training", TrainingSettings)
-    member = Member.of(os.environ)
+    member = GroupMember.of(os.environ)
     if member is None:
         _train(settings, training, stop, start_from)
         return
     facts = facts_of(schema.release(), {"millrace": settings, "training": training})
-    if training.adapter is None:
-        raise InvalidSettings(
-            "several processes train an adapter, not all weights: set adapter = { rank = 8 } in [training], or start one process"
-        )
     settings = settings.model_copy(update={"device": member.device(settings.device)})
     seconds = training.group_seconds
     words, signs = (connect(member, os.environ, seconds) for _ in range(2))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import structlog
 import torch
 
 from contracts.faults import FaultPoint, no_fault
@@ -19,7 +19,7 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.learning.users_first import UsersFirst, keep_short
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
@@ -27,6 +27,8 @@ from pipelines.training.samples.reading import ExperienceReader
 from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.hands import dismiss, follow
+from pipelines.training.shards.making import make_share
+from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.surroundings import Surroundings, retried
@@ -51,15 +53,14 @@ if TYPE_CHECKING:
     from weights.stores.store import WeightStore
 
 _BEGIN = b"begin"
-_LAST = 19
-"""The lowest priority of the system: of processes that share a CPU with users'."""
+
+log = structlog.get_logger()
 
 
 def learn(
     settings: Settings, database: Database, lease: Lease, stop: threading.Event, group: Group | None = None
 ) -> None:
     """Learn until `stop` is set. `group`: with its other ranks, which end then."""
-    _let_users_pass(settings)
     with background_threads() as background:
         trainer = make_trainer(settings, database, lease, stop, background, group=group)
         if trainer is not None:
@@ -70,8 +71,7 @@ def learn(
 
 def lend_hands(settings: Settings, group: Group) -> None:
     """Compute what rank 0 of the group asks, until it trains no more. Raises StepsBroken: the group is at its end."""
-    training = _training_of(settings)
-    _let_users_pass(settings)
+    training = _training_of(settings, group)
     group.receive()  # rank 0 may wait for its lease, and for servers
     check_card(torch.device(settings.device))
     follow(make_share(settings.base, training, settings.device, group), group)
@@ -124,7 +124,7 @@ def make_trainer(
 
     `training`: None: as the home says. `fault`: see `contracts.faults`. `group`: this process is its rank 0.
     """
-    training, seconds = _training_of(settings, training), budget_seconds(settings)
+    training, seconds = _training_of(settings, group, training), budget_seconds(settings)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     trainee = retried(stop, lambda: _trainee_of(settings, training, store, lease.policy, group))
@@ -141,15 +141,13 @@ def make_trainer(
     return trainer
 
 
-def _training_of(settings: Settings, training: TrainingSettings | None = None) -> TrainingSettings:
+def _training_of(settings: Settings, group: Group | None, training: TrainingSettings | None = None) -> TrainingSettings:
     training = training or load_section(settings.home, "training", TrainingSettings)
+    if group is not None and training.adapter is None and training.mismatch_samples:
+        log.warning("the mismatch of versions is not measured: no rank holds a whole model")
+        training = training.model_copy(update={"mismatch_samples": 0})
     torch.set_num_threads(training.num_threads)
     return training.for_tasks(load_tasks(settings.tasks).values())
-
-
-def _let_users_pass(settings: Settings) -> None:
-    if settings.device == "cpu" and budget_seconds(settings) is not None:
-        os.nice(_LAST)
 
 
 def _trainee_of(
@@ -160,7 +158,7 @@ def _trainee_of(
         return make_trainee(settings.base, training, settings.device, store.load(policy, BASE_VERSION))
     root = store.manifest(policy, BASE_VERSION).target_root
     group.send(_BEGIN)
-    return make_trainee(settings.base, training, settings.device, group=group, root=root)
+    return GroupTrainee(make_share(settings.base, training, settings.device, group, root), group)
 
 
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:

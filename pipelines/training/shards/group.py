@@ -42,10 +42,14 @@ class Group:
         Raises StepsBroken: they did not come within the deadline.
         """
         self.rank, self.world, self._at = rank, world, 0
-        self._store, limit = PrefixStore("group", store), timedelta(seconds=deadline)
-        backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
+        self._failure: StepsBroken | None = None
+        self._store, self._limit = PrefixStore("group", store), timedelta(seconds=deadline)
+        backend = "gloo"
+        if torch.device(device).type == "cuda":
+            torch.cuda.set_device(device)  # torch's shards are on the current one
+            backend = "cpu:gloo,cuda:nccl"
         with self._named("to meet"):
-            dist.init_process_group(backend, store=self._store, rank=rank, world_size=world, timeout=limit)
+            dist.init_process_group(backend, store=self._store, rank=rank, world_size=world, timeout=self._limit)
             self._messages = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def close(self) -> None:
@@ -63,7 +67,9 @@ class Group:
     def _broadcast_bytes(self, message: bytes) -> bytes:
         size = torch.tensor(len(message))
         with self._named("for a message"):
-            dist.broadcast(size, 0, group=self._messages)
+            sent = dist.broadcast(size, 0, group=self._messages, async_op=True)
+            if sent is not None:
+                sent.wait(_PATIENCE if self.rank else self._limit)
             content = torch.empty(int(size), dtype=torch.uint8)
             if message:
                 content.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
@@ -99,15 +105,27 @@ class Group:
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
         """A collective call. Its failure says who is behind."""
+        if self._failure is not None:
+            raise self._failure
         self._at += 1
         try:
             self._store.set(f"at/{self.rank}", str(self._at))
             yield
         except (RuntimeError, ValueError) as error:
-            says = (
-                f"rank {self.rank} of the trainer waited {what}: {self._behind()} ({str(error).partition(chr(10))[0]})"
-            )
-            raise StepsBroken(f"{says}; the group ends, and a start takes up from the last checkpoint") from error
+            says = f"waited {what}: {self._behind()} ({str(error).partition(chr(10))[0]})"
+            raise self.ended_by(says) from error
+
+    def ended_by(self, says: str) -> StepsBroken:
+        """The error that ends the group, now and whenever it is asked again. `says`: what this rank did."""
+        if self._failure is None:
+            says = f"rank {self.rank} of the trainer {says}"
+            with suppress(RuntimeError):  # the store may be gone too
+                names = [f"failed/{rank}" for rank in range(self.world)]
+                earlier = [self._store.get(name).decode() for name in names if self._store.check([name])]
+                self._store.set(names[self.rank], says)
+                says = "; ".join([*earlier, says])
+            self._failure = StepsBroken(f"{says}; the group ends, and a start takes up from the last checkpoint")
+        return self._failure
 
     def _behind(self) -> str:
         """The ranks that have come least far."""

@@ -61,7 +61,8 @@ def launch(command: Sequence[str], processes: int, stop: threading.Event, report
         if ended.status in {0, _CANNOT_START} or stop.is_set():
             return max(ended.status, 0)
         report(f"{ended.says}: the other ranks end too, and all {processes} start again")
-        pause = _FIRST_PAUSE if time.monotonic() - began > _HEALTHY_AFTER else min(2 * pause, _LONGEST_PAUSE)
+        was_well = ended.status < 0 or time.monotonic() - began > _HEALTHY_AFTER  # whoever was killed did not fail
+        pause = _FIRST_PAUSE if was_well else min(2 * pause, _LONGEST_PAUSE)
         stop.wait(pause)
 
 

@@ -145,6 +145,8 @@ def copy_rows(parts: Mapping[str, LocalPart], tensors: Mapping[str, Tensor], con
 
 def published_values(tensor: Tensor) -> torch.Tensor:
     """A tensor of a file in bfloat16, as a version carries it."""
+    if not tensor.data.size:  # torch sees no numbers in no bytes
+        return torch.empty(tensor.shape, dtype=torch.bfloat16)
     held = torch.from_numpy(tensor.data.copy()).view(_TYPES[tensor.dtype])
     return held.to(torch.bfloat16).view(tensor.shape)
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.errors import StepsBroken
+from pipelines.training.checkpoints.pieces import LocalRows, PieceWriter
 from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.micro_batches import BatchScores
 from pipelines.training.learning.users_first import in_turn
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.shards.pieces import LocalRows, PieceWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,5 +126,5 @@ class Share(WholeModel):
         except StepsBroken:
             raise
         except Exception as error:
-            says = f"rank {self._group.rank} of the trainer failed in a pass that the others take with it"
-            raise StepsBroken(f"{says}: {type(error).__name__}: {error}; the group ends") from error
+            says = f"failed in a pass that the others take with it: {type(error).__name__}: {error}"
+            raise self._group.ended_by(says) from error

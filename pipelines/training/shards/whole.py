@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.errors import InvalidSettings
+from pipelines.training.checkpoints.pieces import LocalRows
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.masters import identity_of
-from pipelines.training.shards.loading import LocalPart, check_tensors, copy_rows
-from pipelines.training.shards.pieces import LocalRows
+from pipelines.training.shards.loading import LocalPart, check_tensors, copy_rows, published_values
 from pipelines.training.shards.sharded import Share
 from policy.conversion import conversion_of
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from policy.routing import within
 from weights.rows import rows_of
+from weights.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 class ShardedModel(Share):
     """A rank's rows of all weights. A `Trainee`, if all ranks do the same."""
+
+    _bits: Tensors | None = None
+    """Of rank 0: what all are about to continue from."""
 
     def __init__(self, files: BaseFiles, settings: TrainingSettings, device: str, group: Group) -> None:
         """Raises InvalidSettings: masters are to be in the host's memory."""
@@ -58,8 +62,8 @@ class ShardedModel(Share):
         model.reshard()
         self._cut = dict(model.named_parameters())
         rows = {name: torch.nn.Parameter(each.to_local().detach()) for name, each in self._cut.items()}
-        # Rank 0 alone is asked for it, and has to read all files for it.
-        identity = "" if self._group.rank else identity_of(self._files, int(model.config.vocab_size))
+        # Every rank reads all files for it, though rank 0 alone is asked: the others would wait for longer than the deadline.
+        identity = identity_of(self._files, int(model.config.vocab_size))
         return {name: (each, each) for name, each in rows.items()}, identity, self._frozen
 
     def _frozen(self) -> ReferencePolicy:
@@ -102,19 +106,28 @@ class ShardedModel(Share):
         return {name: tuple(each.shape) for name, each in self._cut.items()}
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
-        """As in `Trainee`; every rank takes its rows."""
-        conversion = conversion_of(self.model)
-        check_tensors(bits, conversion)
+        """As in `Trainee`, of rank 0; then every rank has to `copy_masters`."""
+        check_tensors(bits, conversion_of(self.model))
 
         def restart() -> None:
-            own = {name: rows_of(self._group.rank, self._group.world, shape) for name, shape in self._shapes().items()}
-            parts = {
-                name: LocalPart(self.optimizer.weights[name], first, shape) for name, (first, _, shape) in own.items()
-            }
-            copy_rows(parts, bits, conversion)
-            self.optimizer.restart()
+            self._bits = bits
 
         return restart
+
+    def copy_masters(self) -> None:
+        """Continue from the bits of a version that rank 0 has: they come tensor by tensor, and each rank takes its rows."""
+        self._pieces.keep()
+        own = {name: rows_of(self._group.rank, self._group.world, shape) for name, shape in self._shapes().items()}
+        parts = {name: LocalPart(self.optimizer.weights[name], first, shape) for name, (first, _, shape) in own.items()}
+        for name, place in conversion_of(self.model).items():
+            words = torch.empty(place.shape, dtype=torch.bfloat16)
+            if self._bits is not None:
+                words.copy_(published_values(self._bits[name]))
+            self._group.copy([words.view(torch.uint8)])
+            tensor = Tensor("BF16", tuple(place.shape), words.view(-1).view(torch.uint8).numpy())
+            copy_rows(parts, {name: tensor}, {name: place})
+        self._bits = None
+        self.optimizer.restart()
 
 
 class _FrozenShards:

@@ -92,6 +92,27 @@ def test_what_does_not_fit_is_refused_with_the_settings_that_would() -> None:
         require_card(LLAMA_70B, LORA, 80 * GB, "cuda")
 
 
+def test_seventy_billion_train_by_lora_on_four_cards_of_80_gb() -> None:
+    need = memory_of(LLAMA_70B, RANK_8, processes=4)
+    assert need.card < 70 * GB
+    assert need.base / GB == pytest.approx(141 / 4 + 4.2 + 2 * 1.7, abs=0.3), "rows; embedding and head; two layers"
+    assert need.state == memory_of(LLAMA_70B, RANK_8).state
+    assert memory_of(LLAMA_70B, RANK_8, processes=1).card > 141 * GB
+    assert require_card(LLAMA_70B, LORA, 80 * GB, "cuda", processes=4) == (RANK_8, need)
+    with pytest.raises(InvalidSettings, match="in 2 processes takes"):
+        require_card(LLAMA_70B, LORA, 80 * GB, "cuda", processes=2)
+
+
+def test_each_process_has_its_share_of_masters_and_gathers_weights_that_compute() -> None:
+    one, four = (memory_of(QWEN3_8B, DEVICE, processes=processes) for processes in (1, 4))
+    assert four.state == pytest.approx(one.state / 4, rel=1e-6)
+    assert four.base == 2 * QWEN3_8B.gathered_weights < one.base / 4
+    assert four.card < 80 * GB < one.card
+    wide = Passes(is_reduced=False)
+    rows = memory_of(QWEN3_8B, DEVICE, wide, processes=4).base - 4 * QWEN3_8B.gathered_weights
+    assert rows == pytest.approx(QWEN3_8B.num_weights, rel=1e-6), "float32 masters are the weights"
+
+
 def test_the_section_says_how_it_is_trained() -> None:
     assert TrainingSettings().max_tokens == MAX_TOKENS
     assert ways_of(TrainingSettings().model_dump())[0] == DEVICE

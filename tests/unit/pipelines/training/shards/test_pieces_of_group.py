@@ -1,26 +1,31 @@
 """A group that trains all weights saves and goes on, in as many processes or in others."""
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import FileStore
 from torch.multiprocessing.spawn import spawn
 
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.saving import Saver
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.group import Group
 from pipelines.training.shards.hands import follow
+from pipelines.training.shards.making import make_share
 from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import TrainerState
+from tests.executors import AtOnce
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from tests.unit.weights.examples import same
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2, mismatch_samples=0, kl_coefficient=0.0, divergence_bound=math.inf, step_bound=math.inf
@@ -49,17 +54,35 @@ def train(learner: Learner, folder: Path, first: int) -> None:
     store.close()
 
 
-def run(rank: int, world: int, home: Path, folder: str, first: int) -> None:
+def start_again(learner: Learner, folder: Path, first: int) -> None:
+    """After steps, go on from the bits of an earlier version, of which only those are left; and save."""
+    store = CheckpointStore(folder, 9)
+    found, _ = store.load_newest()
+    assert found is not None
+    bits = learner.trainee.bits_of(found.weights)
+    for number in range(first):
+        step(learner, number)
+    learner.restart_from(bits)()
+    saver = Saver(learner, store, AtOnce(), lambda: 0.0, Journal(folder))
+    saver.begin(TrainerState(epoch=1, step=9), 9, {9}, with_bits=True)
+    saved = saver.finished(wait=True)
+    assert saved is not None
+    assert saved.bits is not None
+    assert same(saved.bits, bits)
+    store.close()
+
+
+def run(rank: int, what: Callable[[Learner, Path, int], None], world: int, folder: Path, first: int) -> None:
     """One of the processes."""
     torch.set_num_threads(1)
-    store = torch.distributed.FileStore(f"{home / folder}-{first}", world)
+    store = FileStore(f"{folder}-{first}", world)
     group = Group(store, rank, world, deadline=60.0)
-    share = make_share(str(home / "base"), SETTINGS, "cpu", group)
+    share = make_share(str(folder.parent / "base"), SETTINGS, "cpu", group)
     if rank:
         follow(share, group)
     else:
         trainee = GroupTrainee(share, group)
-        train(Learner(trainee, SETTINGS), home / folder, first)
+        what(Learner(trainee, SETTINGS), folder, first)
         trainee.close()
     group.close()
 
@@ -70,7 +93,7 @@ def trained(home: Path, folder: str, *worlds: int) -> Checkpoint:
         if world == 1:
             train(Learner(make_trainee(str(home / "base"), SETTINGS, "cpu"), SETTINGS), home / folder, 2 * number)
         else:
-            spawn(run, (world, home, folder, 2 * number), nprocs=world)  # type: ignore[no-untyped-call]  # its stub carries no types
+            spawn(run, (train, world, home / folder, 2 * number), nprocs=world)  # type: ignore[no-untyped-call]  # its stub carries no types
     found, refused = CheckpointStore(home / folder, 9).load_newest()
     assert found is not None
     assert not refused
@@ -94,3 +117,14 @@ def test_a_group_goes_on_from_its_checkpoint_as_if_it_had_not_ended_and_so_does_
     assert difference(pair, again) == 0.0, "the same number of processes: the same bits"
     for found in (pair, fewer, more):
         assert difference(found, alone) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_group_starts_again_from_the_bits_of_a_version(tmp_path: Path) -> None:
+    tiny_model(tied=False).save_pretrained(tmp_path / "base")
+    before = trained(tmp_path, "home", 1)
+    spawn(run, (start_again, 3, tmp_path / "home", 2), nprocs=3)  # type: ignore[no-untyped-call]  # its stub carries no types
+    found = CheckpointStore(tmp_path / "home", 9).load_version(9)
+    for name, tensor in found.weights.items():
+        assert torch.equal(tensor, before.weights[name].bfloat16().float()), name
+    assert not any(tensor.any() for tensor in found.optimizer.values()), "the moments are lost"
