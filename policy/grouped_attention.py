@@ -32,7 +32,7 @@ class Node(NamedTuple):
     """Rows that end with this node."""
 
 
-class Group(NamedTuple):
+class NodeGroup(NamedTuple):
     """Places of nodes [G, L], padding repeats the last one; places of their ancestors [P]."""
 
     nodes_GL: torch.Tensor
@@ -42,7 +42,7 @@ class Group(NamedTuple):
 class NodeGroups(NamedTuple):
     """Groups that cover all nodes, and where the groups, padded and one after the other, have each token."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     order_N: torch.Tensor
 
 
@@ -62,7 +62,7 @@ def grouped(nodes: Sequence[Node], *, windowed: bool, device: torch.device | str
         for number, i in enumerate(members):
             order[own[i]] = place + number * longest + np.arange(len(own[i]))
         place += padded.size
-        groups.append(Group(*(torch.from_numpy(each).to(device) for each in (padded, ancestors[members[0]]))))
+        groups.append(NodeGroup(*(torch.from_numpy(each).to(device) for each in (padded, ancestors[members[0]]))))
     return NodeGroups(tuple(groups), torch.from_numpy(order).to(device))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.joining import Member, Pulse, connect, facts_of, join
+from pipelines.training.shards.joining import GroupMember, Pulse, connect, facts_of, join
 from pipelines.training.surroundings import retried
 from runtime import schema
 from runtime.lease import Lease
@@ -35,7 +35,7 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
     a rank is missing.
     """
     settings, training = load_settings(home), load_section(home, "training", TrainingSettings)
-    member = Member.of(os.environ)
+    member = GroupMember.of(os.environ)
     if member is None:
         _train(settings, training, stop, start_from)
         return

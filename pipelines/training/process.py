@@ -18,13 +18,15 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
 from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.hands import dismiss, follow
+from pipelines.training.shards.making import make_share
+from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.surroundings import Surroundings, retried
@@ -148,7 +150,7 @@ def _trainee_of(
         return make_trainee(settings.base, training, settings.device, store.load(policy, BASE_VERSION))
     root = store.manifest(policy, BASE_VERSION).target_root
     group.send(_BEGIN)
-    return make_trainee(settings.base, training, settings.device, group=group, root=root)
+    return GroupTrainee(make_share(settings.base, training, settings.device, group, root), group)
 
 
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:

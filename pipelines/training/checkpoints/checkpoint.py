@@ -40,11 +40,11 @@ from pipelines.training.checkpoints.checkpoint_names import (
     read_manifest,
     seal,
 )
+from pipelines.training.checkpoints.pieces import PIECE_SECONDS, LocalRows, files_of, gathered
 from pipelines.training.checkpoints.plans import StateKept
 from pipelines.training.checkpoints.tensor_files import TakenTensors, open_tensors, verify, write_pieces
 from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.shards.pieces import PIECE_SECONDS, LocalRows, files_of, gathered
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 

@@ -44,7 +44,10 @@ class Group:
         self.rank, self.world, self._at = rank, world, 0
         self._failure: StepsBroken | None = None
         self._store, self._limit = PrefixStore("group", store), timedelta(seconds=deadline)
-        backend = "gloo" if torch.device(device).type == "cpu" else "cpu:gloo,cuda:nccl"
+        backend = "gloo"
+        if torch.device(device).type == "cuda":
+            torch.cuda.set_device(device)  # torch's shards are on the current one
+            backend = "cpu:gloo,cuda:nccl"
         with self._named("to meet"):
             dist.init_process_group(backend, store=self._store, rank=rank, world_size=world, timeout=self._limit)
             self._messages = dist.new_group(backend="gloo", timeout=_PATIENCE)

@@ -169,7 +169,7 @@ class ReadMasters(msgspec.Struct, tag=True):
         share.read_masters(Path(self.folder))
 
 
-class End(msgspec.Struct, tag=True):
+class LastOrder(msgspec.Struct, tag=True):
     """Rank 0 trains no more."""
 
 
@@ -194,7 +194,7 @@ class Order(msgspec.Struct):
     """One message. `max_tokens`: of the token budget, which rank 0 alone changes."""
 
     max_tokens: int
-    verb: Verb | End
+    verb: Verb | LastOrder
 
 
 def ask(share: Share, group: Group, verb: Verb) -> Any:
@@ -205,14 +205,14 @@ def ask(share: Share, group: Group, verb: Verb) -> Any:
 
 def dismiss(group: Group) -> None:
     """Let the other ranks end."""
-    group.send(msgspec.msgpack.encode(Order(0, End())))
+    group.send(msgspec.msgpack.encode(Order(0, LastOrder())))
 
 
 def follow(share: Share, group: Group) -> None:
     """Do what rank 0 asks until it trains no more. Raises StepsBroken: the group is at its end."""
     while True:
         order = msgspec.msgpack.decode(group.receive(), type=Order)
-        if isinstance(order.verb, End):
+        if isinstance(order.verb, LastOrder):
             return
         share.budget.current = order.max_tokens
         try:

@@ -1,6 +1,6 @@
 """The processes of one trainer find each other, and refuse one that does not belong to them.
 
-    environment of a rank ──▶ Member ──join──▶ a store that all ranks share ──▶ Pulse: whoever hangs is named, and the group ends
+    environment of a rank ──▶ GroupMember ──join──▶ a store that all ranks share ──▶ Pulse: whoever hangs is named, and the group ends
 
 Waits for: every rank, up to a deadline.
 """
@@ -35,7 +35,7 @@ _BEATS = 8
 log = structlog.get_logger()
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """One process of a group, as torchrun numbers it."""
 
     rank: int
@@ -81,7 +81,7 @@ def facts_of(release: str, sections: Mapping[str, Section]) -> dict[str, str]:
     return found
 
 
-def connect(member: Member, environment: Mapping[str, str], seconds: float) -> Store:
+def connect(member: GroupMember, environment: Mapping[str, str], seconds: float) -> Store:
     """The store of a group, as its environment says: of torchrun's agent, or of rank 0. Raises Unavailable: nobody opened it in time."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 a process alone takes its lease before it imports torch
 
@@ -96,7 +96,7 @@ def connect(member: Member, environment: Mapping[str, str], seconds: float) -> S
     return found
 
 
-def join(words: SharedWords, member: Member, facts: Mapping[str, str], seconds: float) -> None:
+def join(words: SharedWords, member: GroupMember, facts: Mapping[str, str], seconds: float) -> None:
     """Wait until every rank is there, and compare their facts. Nothing has changed on any rank before all agree.
 
     Raises InvalidSettings: a rank is of another release, home or settings; Unavailable: a rank is missing.
@@ -116,7 +116,7 @@ def join(words: SharedWords, member: Member, facts: Mapping[str, str], seconds: 
             )
 
 
-def _all(words: SharedWords, member: Member, what: str, seconds: float) -> list[str]:
+def _all(words: SharedWords, member: GroupMember, what: str, seconds: float) -> list[str]:
     names, until = [f"{what}/{rank}" for rank in range(member.world)], time.monotonic() + seconds
     while not words.check(names):
         if time.monotonic() > until:
@@ -132,7 +132,7 @@ class Pulse:
     Two threads, because one that asks the store may wait for a host that stands still. Collectives have the same deadline of their own.
     """
 
-    def __init__(self, words: SharedWords, member: Member, seconds: float, is_moving: Callable[[], bool]) -> None:
+    def __init__(self, words: SharedWords, member: GroupMember, seconds: float, is_moving: Callable[[], bool]) -> None:
         """`is_moving`: this process makes progress; if not, it gives no sign either. `seconds`: after which silence is too long."""
         self._words, self._member, self._seconds, self._is_moving = words, member, seconds, is_moving
         self._heard: list[bytes] = [b""] * member.world

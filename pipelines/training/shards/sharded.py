@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.errors import StepsBroken
+from pipelines.training.checkpoints.pieces import LocalRows, PieceWriter
 from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.micro_batches import BatchScores
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.shards.pieces import LocalRows, PieceWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from contracts.errors import InvalidSettings
+from pipelines.training.checkpoints.pieces import LocalRows
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.masters import identity_of
 from pipelines.training.shards.loading import LocalPart, check_tensors, copy_rows, published_values
-from pipelines.training.shards.pieces import LocalRows
 from pipelines.training.shards.sharded import Share
 from policy.conversion import conversion_of
 from policy.logprobs import TokenScorer
@@ -62,8 +62,8 @@ class ShardedModel(Share):
         model.reshard()
         self._cut = dict(model.named_parameters())
         rows = {name: torch.nn.Parameter(each.to_local().detach()) for name, each in self._cut.items()}
-        # Rank 0 alone is asked for it, and has to read all files for it.
-        identity = "" if self._group.rank else identity_of(self._files, int(model.config.vocab_size))
+        # Every rank reads all files for it, though rank 0 alone is asked: the others would wait for longer than the deadline.
+        identity = identity_of(self._files, int(model.config.vocab_size))
         return {name: (each, each) for name, each in rows.items()}, identity, self._frozen
 
     def _frozen(self) -> ReferencePolicy:

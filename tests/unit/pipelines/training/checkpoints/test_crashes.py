@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
+from pipelines.training.checkpoints.pieces import LocalRows, PieceWriter
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Masters
 from pipelines.training.learning.step_bound import Taken
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.pieces import LocalRows, PieceWriter
 from pipelines.training.worker import Trainer
 from tests.executors import Threads
 from tests.fakes import everything

@@ -18,10 +18,11 @@ from torch.distributed import FileStore
 from contracts.records import Experience
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import Trainee
-from pipelines.training.learning.trainees import make_share, make_trainee
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.group import Group
 from pipelines.training.shards.hands import follow
+from pipelines.training.shards.making import make_share
+from pipelines.training.shards.trainee import GroupTrainee
 from tests.unit.pipelines.training.builders import random_experience
 
 DEADLINE = 20.0
@@ -72,9 +73,9 @@ def learned(group: Group, base: str, settings: TrainingSettings, num_steps: int)
     if group.rank:
         follow(make_share(base, settings, "cpu", group), group)
         return []
-    trainee = make_trainee(base, settings, "cpu", group=group)
+    trainee = GroupTrainee(make_share(base, settings, "cpu", group), group)
     found = steps(trainee, settings, num_steps)
-    trainee.close()  # type: ignore[attr-defined]  # it is of a group
+    trainee.close()
     return found
 
 

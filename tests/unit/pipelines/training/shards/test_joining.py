@@ -9,10 +9,10 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.joining import BROKEN, Member, Pulse, facts_of, join
+from pipelines.training.shards.joining import BROKEN, GroupMember, Pulse, facts_of, join
 from runtime.settings import Settings
 
-FIRST, SECOND = Member(0, 2, 0), Member(1, 2, 1)
+FIRST, SECOND = GroupMember(0, 2, 0), GroupMember(1, 2, 1)
 FACTS = {"release": "Millrace 1.0", "[millrace] home": "a", "[training] learning_rate": "b"}
 
 
@@ -35,12 +35,12 @@ class Words:
         return self.held.keys() >= {*names}
 
 
-def with_other(member: Member, facts: dict[str, str]) -> Words:
+def with_other(member: GroupMember, facts: dict[str, str]) -> Words:
     return Words({f"facts/{member.rank}": msgspec.json.encode(facts), f"read/{member.rank}": b""})
 
 
 @pytest.mark.parametrize(("member", "other"), [(FIRST, SECOND), (SECOND, FIRST)])
-def test_ranks_of_one_release_home_and_settings_join(member: Member, other: Member) -> None:
+def test_ranks_of_one_release_home_and_settings_join(member: GroupMember, other: GroupMember) -> None:
     join(with_other(other, FACTS), member, FACTS, 5.0)
 
 
@@ -54,7 +54,7 @@ def test_ranks_of_one_release_home_and_settings_join(member: Member, other: Memb
     ],
 )  # fmt: skip
 def test_every_rank_refuses_one_that_differs_and_says_in_what(
-    member: Member, other: Member, field: str, says: str
+    member: GroupMember, other: GroupMember, field: str, says: str
 ) -> None:
     theirs = FACTS | {field: "Millrace 0.9"}
     with pytest.raises(InvalidSettings, match=says):
@@ -63,7 +63,7 @@ def test_every_rank_refuses_one_that_differs_and_says_in_what(
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     with pytest.raises(Unavailable, match=r"rank 1, 2 of 3 did not come within 0\.05 s"):
-        join(Words(), Member(0, 3, 0), FACTS, 0.05)
+        join(Words(), GroupMember(0, 3, 0), FACTS, 0.05)
 
 
 def test_facts_name_every_setting_and_show_none(tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_facts_name_every_setting_and_show_none(tmp_path: Path) -> None:
 
 def test_a_rank_knows_its_place_and_its_card() -> None:
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
-    member = Member.of(environment)
-    assert member == Member(5, 8, 1)
+    member = GroupMember.of(environment)
+    assert member == GroupMember(5, 8, 1)
     assert (member.device("cpu"), member.device("cuda")) == ("cpu", "cuda:1")
     with pytest.raises(InvalidSettings, match="device cuda:0 is one GPU for 8 ranks"):
         member.device("cuda:0")
-    assert Member.of({}) is Member.of({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert GroupMember.of({}) is GroupMember.of({"WORLD_SIZE": "1", "RANK": "0"}) is None
     with pytest.raises(InvalidSettings, match="'RANK' is not"):
-        Member.of({"WORLD_SIZE": "2"})
+        GroupMember.of({"WORLD_SIZE": "2"})
 
 
 def pulses(words: Words, is_moving: bool = True) -> tuple[Pulse, Pulse]:

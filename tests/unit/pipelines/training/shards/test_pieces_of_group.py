@@ -13,11 +13,13 @@ from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.saving import Saver
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.group import Group
 from pipelines.training.shards.hands import follow
+from pipelines.training.shards.making import make_share
+from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import TrainerState
 from tests.executors import AtOnce
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
@@ -72,12 +74,13 @@ def start_again(learner: Learner, folder: Path, first: int) -> None:
 
 def on_rank_0(group: Group, what: Work, base: str, folder: Path, first: int) -> None:
     """Let a learner of all ranks do `what`."""
+    share = make_share(base, SETTINGS, "cpu", group)
     if group.rank:
-        follow(make_share(base, SETTINGS, "cpu", group), group)
+        follow(share, group)
         return
-    trainee = make_trainee(base, SETTINGS, "cpu", group=group)
+    trainee = GroupTrainee(share, group)
     what(Learner(trainee, SETTINGS), folder, first)
-    trainee.close()  # type: ignore[attr-defined]  # it is of a group
+    trainee.close()
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,14 @@ import pytest
 
 from contracts.errors import StepsBroken
 from pipelines.training.known.experiences import Segmented
-from pipelines.training.learning.trainees import make_share, make_trainee
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from pipelines.training.shards.adapter import ShardedAdapter
 from pipelines.training.shards.group import Group
 from pipelines.training.shards.hands import follow
 from pipelines.training.shards.loading import BaseFiles
+from pipelines.training.shards.making import make_share
+from pipelines.training.shards.trainee import GroupTrainee
 from tests.unit.pipelines.training.builders import tiny_model
 from tests.unit.pipelines.training.shards.ranks import Ranks, learned, samples, saved, steps
 
@@ -141,13 +143,13 @@ def refusing(group: Group, base: str) -> tuple[str, int]:
     if group.rank:
         follow(make_share(base, WHOLE, "cpu", group), group)
         return "", 0
-    trainee = make_trainee(base, WHOLE, "cpu", group=group)
+    trainee = GroupTrainee(make_share(base, WHOLE, "cpu", group), group)
     try:
         trainee.log_probs([])
     except RuntimeError as error:
         found = type(error).__name__
     count = len(trainee.log_probs(samples(np.random.default_rng(0), 2)).found_S)
-    trainee.close()  # type: ignore[attr-defined]  # it is of a group
+    trainee.close()
     return found, count
 
 

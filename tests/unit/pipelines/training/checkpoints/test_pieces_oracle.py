@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.pieces import LocalRows, PieceWriter
 from pipelines.training.learning.masters import Checkpoint, Masters
-from pipelines.training.shards.pieces import LocalRows, PieceWriter
 from pipelines.training.state import TrainerState
 
 WORLD = 2

@@ -15,13 +15,13 @@ from contracts.faults import FaultPoint, no_fault
 from pipelines.training.checkpoints.checkpoint import CheckpointStore, PendingCheckpoint
 from pipelines.training.checkpoints.checkpoint_names import INDEX, WEIGHTS, PieceIndex
 from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.pieces import LocalRows, PieceWriter
 from pipelines.training.checkpoints.tensor_files import open_tensors
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint, Masters
 from pipelines.training.learning.step_bound import Taken
 from pipelines.training.saving import Saver
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.pieces import LocalRows, PieceWriter
 from pipelines.training.state import TrainerState
 from tests.unit.pipelines.training.builders import random_experience
 from tests.unit.pipelines.training.fake_trainee import NAME, UnigramTrainee
