@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,14 +45,8 @@ if TYPE_CHECKING:
     from runtime.settings import Settings
 
 
-_LAST = 19
-"""The lowest priority of the system: of processes that share a CPU with users'."""
-
-
 def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
     """Learn until `stop` is set."""
-    if settings.device == "cpu" and budget_seconds(settings) is not None:
-        os.nice(_LAST)
     with background_threads() as background:
         trainer = make_trainer(settings, database, lease, stop, background)
         if trainer is not None:
@@ -99,7 +92,6 @@ def make_trainer(
     tasks = load_tasks(settings.tasks)
     training = training or load_section(settings.home, "training", TrainingSettings)
     training = training.for_tasks(tasks.values())
-    seconds = budget_seconds(settings)
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
@@ -109,7 +101,7 @@ def make_trainer(
     learner = Learner(make_trainee(settings.base, training, settings.device, base), training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
-    if seconds is not None:
+    if (seconds := budget_seconds(settings)) is not None:
         users = learner.trainee.users = UsersFirst(WaitingUsers(settings).num, stop, learner.trainee.device)
     trainer = retried(stop, lambda: compose(learner, around, background))
     if trainer is not None and seconds is not None:
