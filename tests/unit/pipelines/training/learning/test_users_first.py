@@ -1,4 +1,4 @@
-"""A trainer beside users: it waits for them, not for ever; its micro-batches are as short as the budget; and no number changes."""
+"""A trainer beside users: it waits for them, but not without end; its micro-batches are as short as the budget; and no number changes."""
 
 from __future__ import annotations
 
