@@ -91,7 +91,7 @@ def test_a_micro_batch_waits_while_users_wait() -> None:
 
 def test_users_who_never_pause_leave_a_twentieth() -> None:
     clock = Time(0.1)
-    users = UsersFirst(lambda: 1, threading.Event(), CPU, clock)
+    users = UsersFirst(lambda: 1, threading.Event(), CPU, clock, clock)
     with users.turn():
         clock.now += 0.9
     took, before = users.seconds, clock.now
