@@ -74,7 +74,6 @@ def main(arguments: Sequence[str]) -> None:
         found = _measured(Path(folder), options)
     columns = ("way", "users' p50 ms", "p95 ms", "p99 ms", "p99 added", "answers", "trainer's tokens/s", "of alone")
     print_table(f"users and a trainer on one core: {options.policy}", columns, [_shown(row) for row in found["ways"]])
-    print(json.dumps(found["micro_batches"]))
     if options.json:
         print(f"written: {write_report(f'trainer-users-{options.policy}', {'options': vars(options), **found})}")
 
@@ -88,8 +87,11 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for name in ("engine", "web"):
             stack.enter_context(_process(home, name))
         _until_it_answers(home)
-        trainers = {way: stack.enter_context(_trainer(home, way)) for way in WAYS}
-        sizes = {way: _told(trainer) for way, trainer in trainers.items()}
+        trainers, sizes = {}, {}
+        for way in WAYS:  # one after the other: each measures its micro-batches
+            trainers[way] = stack.enter_context(_trainer(home, way))
+            sizes[way] = _told(trainers[way])
+        print(json.dumps(sizes), flush=True)
         for number in range(options.rounds):
             answers["alone"] += asyncio.run(_users(home, options, number))
             _say(trainers["free"], "go")
@@ -99,6 +101,7 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 _say(trainer, "go")
                 answers[way] += asyncio.run(_users(home, options, number))
                 speeds[way].append(_stopped(trainer))
+                print(json.dumps(_row(way, answers, speeds)), flush=True)
     return {"micro_batches": sizes, "ways": [_row(way, answers, speeds) for way in answers]}
 
 
@@ -238,13 +241,18 @@ def train(home: Path, way: str) -> None:
     print("=>", json.dumps({"tokens": learner.budget.current, "ms": 1000 * users.seconds}), flush=True)
     while sys.stdin.readline().startswith("go"):
         stop.clear()
-        threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+        threading.Thread(target=_stop_at_the_next_line, args=(stop,), daemon=True).start()
         began, num_steps, ended = time.perf_counter(), 0, 0.0
         while not stop.is_set():
             learner.step(batch, [1.0] * ROWS, {})
             if not stop.is_set():
                 num_steps, ended = num_steps + 1, time.perf_counter()
         print("=>", num_steps * ROWS * LONGEST / (ended - began) if num_steps else 0.0, flush=True)
+
+
+def _stop_at_the_next_line(stop: threading.Event) -> None:
+    sys.stdin.readline()
+    stop.set()
 
 
 def _batch(num_ids: int) -> list[Experience]:

@@ -124,7 +124,7 @@ def make_trainer(
 
     `training`: None: as the home says. `fault`: see `contracts.faults`. `group`: this process is its rank 0.
     """
-    training, seconds = _training_of(settings, group, training), budget_seconds(settings)
+    training = _training_of(settings, group, training)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     trainee = retried(stop, lambda: _trainee_of(settings, training, store, lease.policy, group))
@@ -133,7 +133,7 @@ def make_trainer(
     learner = Learner(trainee, training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
-    if seconds is not None:
+    if (seconds := budget_seconds(settings)) is not None:
         users = learner.trainee.users = UsersFirst(WaitingUsers(settings).num, stop, learner.trainee.device)
     trainer = retried(stop, lambda: compose(learner, around, background))
     if trainer is not None and seconds is not None:

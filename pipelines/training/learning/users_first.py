@@ -53,9 +53,12 @@ class UsersFirst:
         stop: threading.Event,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
+        computing: Callable[[], float] | None = None,
     ) -> None:
-        """`num_waiting`: users, now. `stop`: nothing is waited for any more."""
+        """`num_waiting`: users, now. `stop`: nothing is waited for any more. `computing`: the clock of micro-batches."""
         self._num_waiting, self._stop, self._device, self._clock = num_waiting, stop, device, clock
+        # On a CPU this thread's own time, which is the same however busy the machine is.
+        self._computing = computing or (time.thread_time if device.type == "cpu" else clock)
         self.seconds = 0.0
         """Of the last micro-batch."""
 
@@ -68,11 +71,11 @@ class UsersFirst:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The block of a micro-batch. It ends with the device: work that the host has only queued would compute while users wait."""
-        began = self._clock()
+        began = self._computing()
         yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self.seconds = self._clock() - began
+        self.seconds = self._computing() - began
 
 
 def in_turn(batches: Iterable[Item], users: UsersFirst | None, stages: Stages) -> Iterator[Item]:

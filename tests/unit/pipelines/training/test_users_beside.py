@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from commands.home import prepare_home
 from engines.card_users import GpuSettings
 from pipelines.training.learning.users_first import FEWEST_TOKENS, UsersFirst
 from pipelines.training.process import background_threads, make_trainer
+from pipelines.training.samples.attempts import survives
 from pipelines.training.settings import TrainingSettings
 from runtime.lease import Lease
 from runtime.settings import Settings
@@ -49,3 +51,24 @@ def test_a_restart_takes_short_micro_batches_again_as_they_were(world: World) ->
     assert again.learner.budget.current == FEWEST_TOKENS
     before, after = weights_of(trainer), weights_of(again)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@a_home(batch_size=4)
+def test_only_a_trainer_that_shares_a_cpu_with_users_has_the_lowest_priority(world: World) -> None:
+    usual, stop = os.nice(0), threading.Event()
+    stop.set()
+
+    def run(users: UsersFirst | None, priority: int) -> None:
+        found = -1
+        try:
+            trainer = world.start()
+            trainer.learner.trainee.users = users
+            trainer.run(stop)
+            found = os.nice(0)
+        finally:
+            if found != priority:
+                os.abort()
+
+    # In copies of this process: a priority does not come back.
+    assert survives(lambda: run(None, usual))
+    assert survives(lambda: run(UsersFirst(lambda: 0, stop, torch.device("cpu")), 19))
