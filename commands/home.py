@@ -26,7 +26,7 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
 from contracts.files import read_small
 from contracts.keys import check_key, create_key, register_key
-from pipelines.training.checkpoints.checkpoint_names import STATE, WEIGHTS, names_in
+from pipelines.training.checkpoints.checkpoint_names import INDEX, STATE, WEIGHTS, names_in
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from pipelines.training.state import TrainerState
 from rewards.preflight import check_tasks, propose_expected
@@ -184,7 +184,8 @@ def check_adapter(checkpoints: Path, adapter: AdapterSettings | None) -> None:
     for name in reversed(names_in(checkpoints)):
         try:
             model = msgspec.json.decode(read_small(checkpoints / name / STATE), type=TrainerState).model
-            tensors = map_safetensors(checkpoints / name / WEIGHTS)
+            in_pieces = (checkpoints / name / INDEX).is_file()  # they are always of the whole model
+            tensors = {} if in_pieces else map_safetensors(checkpoints / name / WEIGHTS)
         except (OSError, msgspec.MsgspecError, NotFound, WeightsRefused):
             continue
         parts = {name.removesuffix(f".{A}"): tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A)}

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -86,7 +86,8 @@ class CardUsers:
     def renew(self) -> None:
         """Say the number again, as is needed every `FRESH_SECONDS`."""
         if self._file >= 0:
-            os.pwrite(self._file, _FORM.pack(_MARK, self._home, self._num, self._clock()), 0)
+            with suppress(OSError):  # users are answered all the same
+                os.pwrite(self._file, _FORM.pack(_MARK, self._home, self._num, self._clock()), 0)
 
     def close(self) -> None:
         """Nobody waits here any more."""
@@ -113,7 +114,8 @@ class WaitingUsers:
 
     def _of(self, file: Path) -> int:
         try:
-            mark, home, num, at = _FORM.unpack(file.read_bytes())
+            with file.open("rb") as content:
+                mark, home, num, at = _FORM.unpack(content.read(_FORM.size + 1))
             why = "damaged" if mark != _MARK or num < 0 else "of another home" if home != self._home else ""
         except (OSError, struct.error) as error:
             num, at, why = 0, 0.0, str(error)

@@ -24,7 +24,7 @@ from policy.compiled import compiled_layers
 from policy.load import avoid_planned_attention
 from policy.narrow_head import narrow_head
 from policy.packing import packed_states
-from policy.routing import ExpertReplay, replace_forward
+from policy.routing import ExpertReplay, replace_forward, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -74,7 +74,8 @@ class TokenScorer:
         self._leaner: dict[Any, Callable[..., Any]] = {}
         """Those that hold less for the backward pass."""
         self._softmax = _Softmax(_scores_of, _slope_of)
-        self._check_head()
+        with torch.no_grad():
+            within(model, self._check_head)
 
     def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Let all forward passes from now on run compiled layers: see `compiled_layers`. What follows the head is compiled with them."""
@@ -151,7 +152,6 @@ class TokenScorer:
             self._replay.use(None)
         return scores
 
-    @torch.no_grad()
     def _check_head(self) -> None:
         """Compare both halves with the whole, on three tokens."""
         ids_BL = torch.arange(3, device=next(self._model.parameters()).device)[None]

@@ -14,7 +14,7 @@ Shapes: N tokens of all nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from policy.flash_attention import plan_of, problem_on
 from policy.grouped_attention import Node, NodeGroups, grouped, grouped_attention
 from policy.load import is_paged
 from policy.off_device import onto
+from policy.routing import within
 from policy.tree_attention import can_compute, tree_attention
 
 if TYPE_CHECKING:
@@ -72,11 +73,11 @@ def make_packable(model: Any) -> str:
     ids = np.arange(LEAST_SHARED + 5) % model.config.get_text_config().vocab_size
     rows = [ids, np.append(ids[:-3], ids[:2])]
     with torch.no_grad():
-        expected = [_states(model, row) for row in rows]
+        expected = [within(model, partial(_states, model, row)) for row in rows]
         model.config._attn_implementation = ATTENTION  # noqa: SLF001 as above
         packing = pack(rows, windowed=has_windows(model), device=model.device)
         try:
-            found = packed_states(model, packing).last_hidden_state[0]
+            found = within(model, partial(packed_states, model, packing)).last_hidden_state[0]
             problem = _difference(found, packing, expected)
         except Exception as error:  # noqa: BLE001 any model may be given, and padding serves all of them
             problem = f"its forward failed on packed rows ({type(error).__name__}: {error})"

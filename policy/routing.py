@@ -226,6 +226,15 @@ def replace_forward(module: Any, forward: Callable[..., Any]) -> Callable[[], No
     return undo
 
 
+def within(model: Any, function: Callable[[], Any]) -> Any:
+    """What a function returns inside a call of the model, whose hooks bring weights that are not here as a whole."""
+    undo = replace_forward(model, function)
+    try:
+        return model()
+    finally:
+        undo()
+
+
 def indices_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The experts' indices [N, K] among the arguments of a module of experts, or None."""
     for value in (*args, *kwargs.values()):

@@ -65,6 +65,7 @@ ROWS = (
     row("a version through the codec", 90, "versions:codec"),
     row("adapter swap, 8 B, rank 32", 20, "versions:adapter_swap"),
     row("adapter of rank 8", 60, "steps:trainer", adapter=R8),
+    row("micro-batches beside users, adapter of rank 8", 40, "steps:beside_users", adapter=R8),
     row("our engine, for trying out", 70, "engine:speed"),
     row("a changed version on the card", 40, "versions:pauses"),
     row("masters in host memory", 70, "steps:trainer", has_anchor=False, masters="host"),

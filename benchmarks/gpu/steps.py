@@ -7,6 +7,7 @@ ratios are near 1, as on product traffic. The rows are the same in each process.
 from __future__ import annotations
 
 import statistics
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from contracts.records import Experience, pack_floats
 from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import trainee_of
+from pipelines.training.learning.users_first import UsersFirst, keep_short
 from pipelines.training.settings import TrainingSettings
 from policy.flash_attention import plan_of
 from policy.tree_attention import tree_attention
@@ -100,6 +102,19 @@ def plain(*, rehearse: bool, seconds: float, compiled: bool = False) -> Iterator
             yield _speed(taken, batches, model, num_weights) | memory(device)
         if perf_counter() - began + 1.2 * taken[-1] > seconds:
             break
+
+
+def beside_users(*, rehearse: bool, seconds: float, **given: Any) -> Iterator[dict[str, Any]]:
+    """Tokens of a micro-batch that takes 200, 100 and 50 ms at most, and what it takes: as long a user waits for the trainer on the card."""
+    del seconds
+    device = "cpu" if rehearse else "cuda"
+    settings = TrainingSettings(precision="bfloat16", max_tokens=MAX_TOKENS, **given)
+    model = model_of("tiny" if rehearse else "1.5B", device, torch.bfloat16)
+    learner = Learner(trainee_of(model, settings, device), settings)
+    learner.trainee.users = users = UsersFirst(lambda: 0, threading.Event(), learner.trainee.device)
+    for allowed in (0.2, 0.1, 0.05):
+        took = keep_short(learner, users, allowed)
+        yield {f"within_{1000 * allowed:.0f}_ms": {"tokens": learner.budget.most, "ms": 1000 * took}}
 
 
 def attention(*, rehearse: bool, seconds: float) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,6 @@ def make_trainer(
     tasks = load_tasks(settings.tasks)
     training = training or load_section(settings.home, "training", TrainingSettings)
     training = training.for_tasks(tasks.values())
-    seconds = budget_seconds(settings)
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
@@ -102,7 +101,7 @@ def make_trainer(
     learner = Learner(make_trainee(settings.base, training, settings.device, base), training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
-    if seconds is not None:
+    if (seconds := budget_seconds(settings)) is not None:
         users = learner.trainee.users = UsersFirst(WaitingUsers(settings).num, stop, learner.trainee.device)
     trainer = retried(stop, lambda: compose(learner, around, background))
     if trainer is not None and seconds is not None:

@@ -113,9 +113,12 @@ class Saver:
         """
         self._began = self._monotonic()
         captured = self._learner.capture(state, version)
-        pending = self.checkpoints.begin(captured, budget=self._copied_share, same_as=self._learner.saved_as)
+        same_as = self._learner.saved_as
+        pending = self.checkpoints.begin(captured, budget=self._copied_share, same_as=same_as)
         try:
             self.journal.start(pending.name, state.epoch)
+            if not same_as:
+                self._learner.trainee.begin_pieces(self.checkpoints.folder / pending.name, self._copied_share)
         except BaseException:
             self.checkpoints.give_up(pending)
             self.checkpoints.finish(pending)
@@ -140,6 +143,10 @@ class Saver:
         (saved, job), self._saving = self._saving, None
         try:
             job.result()
+        except BaseException:
+            if saved.others.are_any:  # what it was the same as may be gone
+                self._learner.saved_as = ""
+            raise
         finally:
             # What is durable is known to be, also if something failed afterwards.
             self.checkpoints.finish(saved)
@@ -161,7 +168,7 @@ class Saver:
         self.has_changed = True
         if self._saving is not None:
             began = self._monotonic()
-            self._saving[0].snapshot.keep()
+            self._saving[0].tensors.keep()
             self._cost += self._monotonic() - began
 
 

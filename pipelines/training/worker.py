@@ -20,6 +20,7 @@ then repeated. One thread decides everything; one writes checkpoints (`Saver`), 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
     from pipelines.training.versions.publishing import Publishing
 
 
+_LAST = 19
+"""The system's lowest priority: of a trainer that shares a CPU with users."""
+
 log = structlog.get_logger()
 
 
@@ -88,6 +92,8 @@ class Trainer:
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set."""
+        if self.learner.trainee.users is not None and self.learner.trainee.device.type == "cpu":
+            os.nice(_LAST)
         while not stop.wait(0.0 if self.attempt(TICK_SECONDS) else RETRY_SECONDS):
             pass
         try:

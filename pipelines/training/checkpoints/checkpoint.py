@@ -5,6 +5,7 @@
                                    state.json            TrainerState without what it knows of single samples
                                    samples.mark          how many rows of samples.db it knows
                                    MANIFEST.json         written last: sizes and blake3 of the others
+                                   Several ranks write weights and moments in pieces, with an index: see `pieces`.
     samples.db                     one file for all checkpoints, see `known_samples`
 
 `begin` takes what must not change meanwhile; then `write` may run in another thread while steps go on. Serials only rise and are never
@@ -15,10 +16,8 @@ resumes cannot delete the checkpoint that its successor continues from.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -29,6 +28,7 @@ from contracts.faults import FaultPoint, no_fault
 from contracts.files import read_small
 from pipelines.training.checkpoints.checkpoint_names import (
     MANIFEST,
+    MOMENTS,
     NOTHING,
     STATE,
     WEIGHTS,
@@ -41,14 +41,15 @@ from pipelines.training.checkpoints.checkpoint_names import (
     seal,
 )
 from pipelines.training.checkpoints.plans import StateKept
-from pipelines.training.checkpoints.tensor_files import TensorFile, TensorSnapshot, header_of, verify, write_pieces
+from pipelines.training.checkpoints.tensor_files import TakenTensors, open_tensors, verify, write_pieces
 from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.learning.masters import Checkpoint
+from pipelines.training.shards.pieces import PIECE_SECONDS, OtherPieces, files_of
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     import torch
@@ -57,14 +58,14 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.journal import Journal
     from weights.tensors import Tensors
 
-SAMPLES, MARK, MOMENTS = "samples.db", "samples.mark", "optimizer.safetensors"
+SAMPLES, MARK = "samples.db", "samples.mark"
 _MOST_STATE_BYTES = 2**30
 log = structlog.get_logger()
 
 
 @dataclass
 class PendingCheckpoint:
-    """A checkpoint on its way to the disk. Steps may go on: what it took stays as it is, if they call `snapshot.keep` before."""
+    """A checkpoint on its way to the disk. Steps may go on: what it took stays as it is, if they call `tensors.keep` before."""
 
     name: str
     """Its folder exists: the journal of those steps begins there."""
@@ -74,9 +75,8 @@ class PendingCheckpoint:
     state: bytes
     samples: KnownSamples
     changes: SampleChanges
-    headers: Mapping[str, tuple[bytes, int]]
-    """File to its header, and the number of bytes of its tensors in the snapshot."""
-    snapshot: TensorSnapshot
+    tensors: TakenTensors
+    others: OtherPieces
     same_as: str
     """A checkpoint with these very tensors, whose files get another name; NOTHING: there is none."""
     mark: int | None = None
@@ -98,11 +98,21 @@ class CheckpointStore:
     """Checkpoints in one folder."""
 
     def __init__(
-        self, folder: Path, keep: int, fault: FaultPoint = no_fault, *, fence: CheckpointFence | None = None
+        self,
+        folder: Path,
+        keep: int,
+        fault: FaultPoint = no_fault,
+        *,
+        fence: CheckpointFence | None = None,
+        piece_seconds: float = PIECE_SECONDS,
     ) -> None:
-        """`keep`: how many of the newest stay, and of the newest versions. Without a `fence` the folder has a single user."""
-        self._folder, self._keep = folder, keep
-        self._fault, self._fence = fault, fence
+        """`keep`: how many of the newest stay, and of the newest versions. Without a `fence` the folder has a single user.
+
+        `piece_seconds`: see `OtherPieces`.
+        """
+        self.folder, self._keep = folder, keep
+        self._fault, self._fence, self._piece_seconds = fault, fence, piece_seconds
+        self._last = 0
         make_folder_durably(folder)
         self._samples = SampleFile(folder / SAMPLES)
 
@@ -122,15 +132,17 @@ class CheckpointStore:
     def begin(self, checkpoint: Checkpoint, *, budget: float = 1.0, same_as: str = NOTHING) -> PendingCheckpoint:
         """Take what `write` needs, and make the folder. Then `write`, and `finish` whatever came of it.
 
-        `checkpoint` may change afterwards; its tensors only after `snapshot.keep`. `budget`: see `TensorSnapshot`. `same_as`: a
+        `checkpoint` may change afterwards; its tensors only after `tensors.keep`. `budget`: see `TensorSnapshot`. `same_as`: a
         checkpoint with the same tensors, if there is one: they are not written again.
 
         Raises Unavailable: the disk is full; nothing was taken.
         """
-        state, files = checkpoint.state, {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.optimizer}
-        taken = (found.serial for text in names_in(self._folder) if (found := parse_name(text)) is not None)
-        name = Name(state.epoch, max(taken, default=0) + 1).text
-        make_folder_durably(self._folder / name)
+        state, held = checkpoint.state, (checkpoint.weights, checkpoint.optimizer)
+        taken = (found.serial for text in names_in(self.folder) if (found := parse_name(text)) is not None)
+        # Not that of a folder that was given up either: another rank may be writing into it still.
+        self._last = max([self._last, *taken]) + 1
+        name = Name(state.epoch, self._last).text
+        make_folder_durably(self.folder / name)
         return PendingCheckpoint(
             name,
             CheckpointManifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files={}),
@@ -138,8 +150,8 @@ class CheckpointStore:
             state.to_json(),
             state.samples,
             state.samples.hand_over(),
-            {file: header_of(tensors) for file, tensors in files.items()},
-            TensorSnapshot([each for tensors in files.values() for each in tensors.values()], budget),
+            TakenTensors(files_of(held), budget),
+            OtherPieces(held, self._piece_seconds),
             same_as,
         )
 
@@ -150,18 +162,18 @@ class CheckpointStore:
         folder. LeaseLost: another trainer took over; the checkpoint is durable.
         """
         try:
-            mark = self._write(self._folder / pending.name, pending)
+            mark = self._write(self.folder / pending.name, pending)
         except Unavailable:
             self.give_up(pending)
             raise
         except FileNotFoundError as error:
             raise _removed(pending.name) from error
         finally:
-            pending.snapshot.abandon()
+            pending.tensors.abandon()
         pending.mark = mark
         self._prune(keep_versions)
         try:
-            oldest = min(map(self._mark_of, names_in(self._folder)))
+            oldest = min(map(self._mark_of, names_in(self.folder)))
             self._samples.prune(oldest, pending.manifest.epoch, pending.expired_before)
         except Unavailable as error:
             log.warning("old rows of samples are not deleted yet", reason=error.message)
@@ -175,7 +187,7 @@ class CheckpointStore:
 
     def give_up(self, pending: PendingCheckpoint) -> None:
         """Delete what is there: the partial checkpoint would keep the disk full, and a full disk stops users' signals."""
-        shutil.rmtree(self._folder / pending.name, ignore_errors=True)
+        shutil.rmtree(self.folder / pending.name, ignore_errors=True)
 
     def keep_state(self, state: TrainerState, journal: Journal) -> None:
         """Make the state durable beside weights that the journal leads to; not while a checkpoint is being written.
@@ -220,14 +232,14 @@ class CheckpointStore:
 
     def load(self, name: str, *, with_samples: bool = True) -> Checkpoint:
         """Read and verify one checkpoint; without samples it knows no fates. Raises WeightsRefused: something is damaged."""
-        manifest, folder = read_manifest(self._folder, name), self._folder / name
+        manifest, folder = read_manifest(self.folder, name), self.folder / name
         for file, facts in manifest.files.items():
             verify(folder / file, facts)
         try:
             state = msgspec.json.decode(read_small(folder / STATE, _MOST_STATE_BYTES), type=TrainerState)
             if with_samples and MARK in manifest.files:
                 state.use(self.samples_of(name, self._mark_of(name)))
-            weights, moments = TensorFile(folder / WEIGHTS), TensorFile(folder / MOMENTS)
+            weights, moments = open_tensors(folder, WEIGHTS), open_tensors(folder, MOMENTS)
         except (OSError, NotFound, msgspec.MsgspecError) as error:
             raise WeightsRefused("unreadable", f"{name} has the right checksums but cannot be read: {error}") from error
         return Checkpoint(state, weights, moments, manifest.version, name)
@@ -235,7 +247,7 @@ class CheckpointStore:
     def bits_of(self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Tensors]) -> Tensors:
         """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's."""
         try:
-            return bits_in(TensorFile(self._folder / name / WEIGHTS))
+            return bits_in(open_tensors(self.folder / name, WEIGHTS))
         except NotFound as error:
             raise _removed(name) from error
 
@@ -250,7 +262,7 @@ class CheckpointStore:
 
     def names(self) -> list[str]:
         """Valid checkpoints, the newest last."""
-        names = names_in(self._folder)
+        names = names_in(self.folder)
         void = self._fence.void(names) if self._fence else ()
         return [name for name in names if name not in void]
 
@@ -264,14 +276,13 @@ class CheckpointStore:
         mark = pending.changes.commit(self._samples, pending.manifest.epoch)
         files = self._linked(folder, pending)
         pending.is_linked = bool(files)
-        contents: dict[str, Iterable[bytes | memoryview]] = {}
         if not files:
-            snapshot = pending.snapshot
-            contents = {file: chain([head], snapshot.pieces(size)) for file, (head, size) in pending.headers.items()}
-        contents |= {STATE: [pending.state], MARK: [str(mark).encode()]}
-        for file, chunks in contents.items():
+            files = pending.tensors.write(folder, self._fault)
+        for file, content in ((STATE, pending.state), (MARK, str(mark).encode())):
             self._fault(f"checkpoint: before {file}")
-            files[file] = write_pieces(folder / file, chunks)
+            files[file] = write_pieces(folder / file, [content])
+        if not pending.is_linked:
+            files |= pending.others.gather(folder, self._fault)
         self._fault(f"checkpoint: before {MANIFEST}")
         write_durably(folder / MANIFEST, [seal(msgspec.structs.replace(pending.manifest, files=files))])
         self._fault("checkpoint: durable")
@@ -282,35 +293,38 @@ class CheckpointStore:
         if pending.same_as == NOTHING:
             return {}
         try:
-            facts = read_manifest(self._folder, pending.same_as).files
-            for file in pending.headers:
+            held = read_manifest(self.folder, pending.same_as).files
+            facts = {file: found for file, found in held.items() if file not in {STATE, MARK}}
+            for file in facts:
                 self._fault(f"checkpoint: before {file}")
-                (folder / file).hardlink_to(self._folder / pending.same_as / file)
+                (folder / file).hardlink_to(self.folder / pending.same_as / file)
         except (OSError, WeightsRefused) as error:
+            if pending.others.are_any:  # they took nothing, and their weights may have changed
+                raise Unavailable(f"the pieces of {pending.same_as} cannot be linked: {error}") from error
             log.info("tensors are written again", same_as=pending.same_as, reason=str(error))
-            for file in pending.headers:
+            for file in (WEIGHTS, MOMENTS):
                 (folder / file).unlink(missing_ok=True)
             return {}
         sync_folder(folder)
-        pending.snapshot.abandon()
-        return {file: facts[file] for file in pending.headers}
+        pending.tensors.abandon()
+        return facts
 
     def _mark_of(self, name: str) -> int:
         """The mark of a checkpoint; 0 if it has none."""
         try:
-            return int((self._folder / name / MARK).read_bytes())
+            return int((self.folder / name / MARK).read_bytes())
         except (OSError, ValueError):
             return 0
 
     def _prune(self, keep_versions: Collection[int]) -> None:
         def unneeded(in_use: Collection[int]) -> set[str]:
-            return set(names_in(self._folder)) - self._kept({*keep_versions, *in_use})
+            return set(names_in(self.folder)) - self._kept({*keep_versions, *in_use})
 
         try:
             names = self._fence.deletable(unneeded) if self._fence else sorted(unneeded(()))
             for name in names:
                 self._fault("checkpoint: before forgetting")
-                shutil.rmtree(self._folder / name, ignore_errors=True)
+                shutil.rmtree(self.folder / name, ignore_errors=True)
             if self._fence:
                 self._fence.deleted(names)
         except Unavailable as error:
@@ -325,7 +339,7 @@ class CheckpointStore:
 
     def _version_of(self, name: str) -> int | None:
         try:
-            return read_manifest(self._folder, name).version
+            return read_manifest(self.folder, name).version
         except WeightsRefused:
             return None
 

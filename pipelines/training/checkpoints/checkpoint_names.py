@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from runtime.database import Database
 
 SCHEMA = 1
-MANIFEST, STATE, WEIGHTS = "MANIFEST.json", "state.json", "weights.safetensors"
+MANIFEST, STATE, INDEX = "MANIFEST.json", "state.json", "weights.index.json"
+WEIGHTS, MOMENTS = "weights.safetensors", "optimizer.safetensors"
 NOTHING = ""
 """The start of an epoch that found no checkpoint."""
 _JOURNAL = re.compile(r"journal-(\d{6,})")
@@ -66,6 +67,21 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     version: int | None
     files: dict[str, Written]
+
+
+class PieceIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the rows of weights and moments are that several processes wrote, each its own files."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """Of the whole tensors, by name."""
+    files: dict[str, dict[str, tuple[int, int]]]
+    """File to the first row of each of its tensors, and the row behind the last."""
+
+
+def piece_name(file: str, rank: int, world: int) -> str:
+    """The file of a rank, for example `weights-00002-of-00004.safetensors` of rank 1; with one process the file itself."""
+    stem, _, suffix = file.rpartition(".")
+    return file if world == 1 else f"{stem}-{rank + 1:05d}-of-{world:05d}.{suffix}"
 
 
 def parse_name(text: str) -> Name | None:

@@ -16,19 +16,26 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, BinaryIO
 
+import msgspec
 import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
-from contracts.files import open_plain
-from pipelines.training.checkpoints.checkpoint_names import Written
+from contracts.faults import FaultPoint, no_fault
+from contracts.files import open_plain, read_small
+from pipelines.training.checkpoints.checkpoint_names import INDEX, PieceIndex, Written
 from weights.files import full_disk_named, sync_folder
 from weights.mapped import map_file
+from weights.rows import RowRange, rows_in
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from weights.tensors import Tensor
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -91,30 +98,91 @@ class TensorSnapshot:
 
 
 class TensorFile(Mapping[str, torch.Tensor]):
-    """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
+    """The tensors of one file, or of pieces by several processes. Each is read when it is asked for: all in turn take the memory of one."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the header. Raises WeightsRefused: it is damaged, see `map_file`; NotFound: there is none."""
-        self._tensors = map_file(path)
-        for name, tensor in self._tensors.items():
-            if tensor.dtype not in _TYPES:
-                raise WeightsRefused("unknown_dtype", f"{path}: {name} has the dtype {tensor.dtype!r}")
+    def __init__(self, *paths: Path, index: PieceIndex | None = None) -> None:
+        """Read the headers. `index`: of pieces.
+
+        Raises WeightsRefused: a file is damaged, see `map_file`, or not what the index says (`other_rows`); NotFound: there is none.
+        """
+        self.folder = paths[0].parent
+        self._parts: dict[str, list[tuple[int, int, Tensor]]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in paths:
+            held = map_file(path)
+            rows = {name: _all_rows(tensor.shape) for name, tensor in held.items()}
+            if index is not None and held.keys() != (rows := index.files[path.name]).keys():
+                raise WeightsRefused("other_rows", f"{path} has other tensors than {INDEX} says")
+            for name, tensor in held.items():
+                if tensor.dtype not in _TYPES:
+                    raise WeightsRefused("unknown_dtype", f"{path}: {name} has the dtype {tensor.dtype!r}")
+                self._shapes[name] = shape = tensor.shape if index is None else index.shapes.get(name, ())
+                if tensor.shape != RowRange(*rows[name], shape).local_shape:
+                    raise WeightsRefused("other_rows", f"{path}: {name} has other rows than {INDEX} says")
+                self._parts.setdefault(name, []).append((*rows[name], tensor))
+        for name, parts in self._parts.items():
+            parts.sort(key=itemgetter(0, 1))
+            ends = [0, *(last for _, last, _ in parts)]
+            if [first for first, _, _ in parts] != ends[:-1] or (0, ends[-1]) != _all_rows(self._shapes[name]):
+                raise WeightsRefused("other_rows", f"{self.folder}: rows of {name} are missing, or there twice")
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        held = self._tensors[name]
-        tensor = torch.empty(held.shape, dtype=_TYPES[held.dtype])
-        tensor.view(-1).view(torch.uint8).numpy()[:] = held.data
-        return tensor
+        return self.rows(name, *_all_rows(self._shapes[name]))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._parts)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._parts)
+
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Rows [first, last) of a tensor; no others are read."""
+        parts = self._parts[name]
+        tensor = torch.empty(RowRange(first, last, self._shapes[name]).local_shape, dtype=_TYPES[parts[0][2].dtype])
+        target, at = tensor.view(-1).view(torch.uint8).numpy(), 0
+        for start, end, held in parts:
+            low, high = max(first, start), min(last, end)
+            if low < high:
+                data = rows_in(held, low - start, high - start).data
+                target[at : at + data.size] = data
+                at += data.size
+        return tensor
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header."""
-        return self._tensors[name].shape
+        """The shape of a tensor, from the headers."""
+        return self._shapes[name]
+
+
+def open_tensors(folder: Path, file: str) -> TensorFile:
+    """The weights or moments of a checkpoint, in its file or in pieces of it. Raises as `TensorFile`, and OSError."""
+    if (folder / file).is_file() or not (folder / INDEX).is_file():
+        return TensorFile(folder / file)
+    try:
+        index = msgspec.json.decode(read_small(folder / INDEX), type=PieceIndex)
+    except msgspec.MsgspecError as error:
+        raise WeightsRefused("unreadable", f"{INDEX} of {folder.name} cannot be read: {error}") from error
+    stem = file.partition(".")[0]
+    names = [name for name in index.files if name.startswith(f"{stem}-")]
+    if not names or any("/" in name for name in names):
+        raise WeightsRefused("other_rows", f"{INDEX} of {folder.name} names no pieces of {file} beside it")
+    return TensorFile(*(folder / name for name in names), index=index)
+
+
+class TakenTensors(TensorSnapshot):
+    """Weights and moments as they are now, on their way to the files of a checkpoint."""
+
+    def __init__(self, held: Mapping[str, Mapping[str, torch.Tensor]], budget: float) -> None:
+        """`held`: by the name of their file; `budget`: see `TensorSnapshot`."""
+        self._headers = {file: header_of(tensors) for file, tensors in held.items()}
+        super().__init__((each for tensors in held.values() for each in tensors.values()), budget)
+
+    def write(self, folder: Path, fault: FaultPoint = no_fault) -> dict[str, Written]:
+        """Write each file durably, once. Raises as `write_pieces`."""
+        written = {}
+        for file, (head, size) in self._headers.items():
+            fault(f"checkpoint: before {file}")
+            written[file] = write_pieces(folder / file, chain([head], self.pieces(size)))
+        return written
 
 
 def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
@@ -181,6 +249,10 @@ def _cut(tensor: torch.Tensor, piece_bytes: int) -> Iterator[torch.Tensor]:
     flat = tensor.detach().reshape(-1)
     step = max(piece_bytes // flat.element_size(), 1)
     return iter(torch.split(flat, step)) if flat.numel() else iter(())
+
+
+def _all_rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    return 0, shape[0] if shape else 1
 
 
 def _sync(file: BinaryIO) -> None:

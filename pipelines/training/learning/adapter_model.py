@@ -22,7 +22,7 @@ from weights.probe import NUM_TOP, ProbeAnswers, Scores, probe_prompts
 from weights.tensors import root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pipelines.training.learning.masters import Pair
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
@@ -45,13 +45,18 @@ class AdapterModel(WholeModel):
             rank=wanted.rank,
             alpha=wanted.alpha,
             targets=tuple(sorted(wanted.targets or all_linear(model))),
-            base_root=root_of(ModelBits(model)),
+            base_root=self._bring(model),
         )
-        move(model, self.precision)
         self.adapter = Adapter(model, config, dtype=torch.float32)
         self.adapter.requires_grad_(requires_grad=True)
         pairs = {name: (weight, weight) for name, weight in self.adapter.named_parameters()}
         return pairs, config.identity, partial(_WithoutAdapter, self)
+
+    def _bring(self, model: Any) -> str:
+        """Bring the base to its device; its root."""
+        root = root_of(ModelBits(model))
+        move(model, self.precision)
+        return root
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
@@ -92,7 +97,7 @@ class _WithoutAdapter:
         self._trainee = trainee
 
     @torch.no_grad()
-    def log_probs(self, batches: Iterable[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
         """As in `ReferencePolicy`."""
         adapter = self._trainee.adapter
         if bits is None or config_of(bits) is None:

@@ -67,8 +67,8 @@ class Checkpoint:
         stepped = {name.partition("/")[2] for name in moments}
         if stepped - names or {f"{moment}/{name}" for name in stepped for moment in MOMENTS} != moments.keys():
             raise WeightsRefused("missing_tensor", "the optimizer's moments are not those of the weights")
-        for name, tensor in trained.items():
-            shape, found = tuple(tensor.shape), [_shape_in(weights, name)]
+        for name in trained:
+            shape, found = _shape_in(trained, name), [_shape_in(weights, name)]
             found += [_shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
             if wrong := [each for each in found if each != shape]:
                 raise WeightsRefused("wrong_shape", f"{name} has shape {wrong[0]}, the model's has {shape}")
@@ -128,9 +128,9 @@ class MasterAdamW(torch.optim.AdamW):
         `part`: numbers of a part; `copy`: between device and host, by default CUDA's where they differ.
         """
         super().__init__([master for master, _ in pairs.values()], fused=True, **options)
-        self._pairs = [*pairs.values()]
-        self._apart = [(master, working) for master, working in self._pairs if master is not working]
-        for master, _ in self._pairs:  # now: no step allocates state half-way
+        self.pairs = [*pairs.values()]
+        self._apart = [(master, working) for master, working in self.pairs if master is not working]
+        for master, _ in self.pairs:  # now: no step allocates state half-way
             # Fused AdamW counts steps where the weight is.
             zeros = (torch.zeros_like(master, memory_format=torch.preserve_format) for _ in range(2))
             self.state[master] = dict(zip(MOMENTS, (*zeros, torch.zeros((), device=master.device)), strict=True))
@@ -143,25 +143,28 @@ class MasterAdamW(torch.optim.AdamW):
         self._is_tight = any(
             master.device.type == "cpu" or _gradient_type(weight) != torch.float32 for master, weight in self._apart
         )
-        largest = max(1, *(master.numel() for master, _ in self._pairs))
+        largest = max(1, *(master.numel() for master, _ in self.pairs))
         self._size = min(part, largest) if self._is_tight else largest
         is_away = copy is not None or any(master.device != weight.device for master, weight in self._apart)
         self._down, self._up = [Lanes(4 * self._size, copy) if is_away else None for _ in range(2)]
 
     @torch.no_grad()
-    def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to `max_norm`; returns its norm before, which is float32 whatever the gradients are."""
+    def clip(self, max_norm: float, whole: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.float) -> float:
+        """Scale the gradient down to `max_norm`; returns its norm before, which is float32 whatever the gradients are.
+
+        `whole`: makes the norm of all ranks' gradients of that of this one's.
+        """
         weights = [working for _, working in self.stepped()]
         if not weights:
             return 0.0
         norms = [torch.linalg.vector_norm(each.grad, dtype=torch.float32) for each in weights]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
+        norm = whole(torch.linalg.vector_norm(torch.stack(norms)))
         torch.nn.utils.clip_grads_with_norm_(weights, max_norm, norm)
         return float(norm)
 
     def stepped(self) -> list[Pair]:
         """What a step changes: the weights that have a gradient."""
-        return [pair for pair in self._pairs if pair[1].grad is not None]
+        return [pair for pair in self.pairs if pair[1].grad is not None]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # no closure is called
@@ -190,7 +193,7 @@ class MasterAdamW(torch.optim.AdamW):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As AdamW's; of the working weights."""
         del set_to_none
-        for _, working in self._pairs:
+        for _, working in self.pairs:
             working.grad = None
 
     @torch.no_grad()
@@ -279,6 +282,6 @@ def _check_origin(held: str, own: str) -> None:
 
 
 def _shape_in(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """The shape of a tensor, without reading it if it is in a file."""
+    """The shape of a whole tensor, without reading it if it is in a file, or in part with other ranks."""
     shape_of = getattr(tensors, "shape_of", None)
     return tuple(tensors[name].shape) if shape_of is None else tuple(shape_of(name))

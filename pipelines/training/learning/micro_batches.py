@@ -9,14 +9,16 @@ of the packed rows, S sampled tokens; M layers with experts, K experts chosen pe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from contracts.packing import support_of
 from pipelines.training.known.experiences import recorded_experts
+from pipelines.training.learning.loss import per_token, sampled
 from policy.off_device import onto
 from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from contracts.records import Segment
     from pipelines.training.known.experiences import Segmented
     from policy.logprobs import TokenScorer, TokenScores
+
+
+Layout = tuple[torch.Tensor | None, tuple[torch.Tensor, int] | None]
+"""Mask and sequences of rows, as `policy_loss` takes them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ class MicroBatch:
     """Each row is a sequence of its own."""
 
     @property
+    def layout(self) -> Layout:
+        """Its mask."""
+        return self.mask_BT, None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the forward pass, padding included."""
         return self.input_ids_BL.numel()
@@ -93,6 +104,11 @@ class PackedBatch:
     """As `MicroBatch.support_NK`."""
 
     @property
+    def layout(self) -> Layout:
+        """All rows are sampled tokens: no mask, so no waiting for the device."""
+        return None, (self.sequence_B, len(self.packing.places))
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of the forward pass."""
         return len(self.packing.ids_N)
@@ -101,6 +117,18 @@ class PackedBatch:
         """As `MicroBatch.scored_by`."""
         tokens = self.states_S, self.labels_S, self.temperature_B
         return scorer.score_packed(self.packing, *tokens, self.experts_NMK, support_SK=self.support_SK)
+
+
+class BatchScores(NamedTuple):
+    """Of a micro-batch, without gradients."""
+
+    log_probs_BT: torch.Tensor
+    sums_K: torch.Tensor = torch.empty(0)
+    """As in `loss.MicroSums`, where a loss was computed."""
+
+
+Compute = Callable[[MicroBatch | PackedBatch, float], BatchScores]
+"""Computes over a batch, with the share of its gradient that counts."""
 
 
 def micro_batches(
@@ -166,6 +194,20 @@ def rows_of(experiences: Sequence[Segmented], routing: Routing) -> list[Row]:
         for sample, experience in enumerate(experiences)
         for segment in experience.segments
     ]
+
+
+def text_tokens(
+    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
+    mask_BT = batch.layout[0]
+    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
+    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
+
+
+def samples_of(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
+    """The sample [S] of each sampled token."""
+    return torch.cat([per_token(batch.sample_B, batch.layout[0]) for batch in batches])
 
 
 def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:

@@ -13,7 +13,7 @@ from policy.logprobs import TokenScorer
 from policy.weights import apply_patches, changes_from, stage_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from pipelines.training.learning.device import Precision
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 class ReferencePolicy(Protocol):
     """Scores under policies that are not trained."""
 
-    def log_probs(self, batches: Iterable[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
         """Log-probs [B, T] of each batch under the bits of a version; None: under the base policy."""
 
 
@@ -50,7 +50,7 @@ class FrozenCopy:
             self._scorer = TokenScorer(self.model)
 
     @torch.no_grad()
-    def log_probs(self, batches: Iterable[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
         """As in `ReferencePolicy`."""
         self._hold(bits)
         with self._precision.computing():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -116,6 +117,9 @@ class Trainee(Protocol):
 
     def masters(self) -> Masters:
         """What a checkpoint holds: the tensors themselves, which a step changes. Their names are the trainee's own."""
+
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        """Other processes begin to write what they hold into the folder of a checkpoint, see `PieceWriter`. Nothing, if one holds all."""
 
     def put(self, held: Masters) -> None:
         """Return to what a checkpoint held."""

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 
+from contracts.errors import WeightsRefused
 from contracts.memory.training import CARD_BYTES, HOST_BYTES, TrainingWay, require_card
 from engines.cards import free_memory, read_shape
 from pipelines.training.learning.adapter_model import AdapterModel
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.shards.adapter import ShardedAdapter
+from pipelines.training.shards.loading import BaseFiles
+from pipelines.training.shards.trainee import GroupTrainee
+from pipelines.training.shards.whole import ShardedModel
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
 
@@ -22,12 +27,22 @@ if TYPE_CHECKING:
     from contracts.memory.shapes import ModelShape
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.settings import TrainingSettings
+    from pipelines.training.shards.group import Group
+    from pipelines.training.shards.sharded import Share
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
 
 
-def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tensors | None = None) -> Trainee:
+def make_trainee(
+    base: str,
+    settings: TrainingSettings,
+    device: str,
+    bits: Tensors | None = None,
+    *,
+    group: Group | None = None,
+    root: str = "",
+) -> Trainee:
     """What these settings train, at its beginning.
 
     Args:
@@ -35,9 +50,13 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
         settings: of training.
         device: such as `cpu` or `cuda:1`.
         bits: of version 0, which define the base policy even if its files have more precision; None: its files rounded, the same.
+        group: the processes that share it, of which this is rank 0; the others call `make_share`, and `follow`.
+        root: of version 0, if its bits are not given: the files must have it.
 
-    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `copy_tensors`, `require_card` and the trainee.
+    Raises NotFound, WeightsRefused, InvalidSettings: see `load_model`, `BaseFiles`, `copy_tensors`, `require_card` and the trainee.
     """
+    if group is not None:
+        return GroupTrainee(make_share(base, settings, device, group, root), group)
     on = torch.device(device)
     is_reduced = precision_of(settings, on).is_reduced
     way = None
@@ -53,6 +72,17 @@ def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tenso
     model = load_model(base, device="cpu", dtype=dtype)
     copy_tensors(model, tensors_of(model) if bits is None else bits)
     return trainee_of(model, settings, device, way)
+
+
+def make_share(base: str, settings: TrainingSettings, device: str, group: Group, root: str = "") -> Share:
+    """This rank's part of what these settings train; arguments and errors are those of `make_trainee`."""
+    files = BaseFiles(base)
+    found = files.root(group)
+    if root and found != root:
+        raise WeightsRefused("other_model", f"the files of {base} are not what version 0 was published from")
+    if settings.adapter is not None:
+        return ShardedAdapter(files, found, settings, device, group)
+    return ShardedModel(files, settings, device, group)
 
 
 def trainee_of(

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 import torch
@@ -25,17 +25,21 @@ from runtime.operations import step_done
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from pipelines.training.learning.figures import Stages
     from pipelines.training.learning.learner import Learner
 
 LEAST_SHARE = 0.05
 """Of the time, for the trainer, where users never pause."""
 FEWEST_TOKENS = 32
 """Of a micro-batch that is tried; then twice as many, and so on."""
+TRIES = 5
+"""Of a size: a machine that is busy for a moment must not make micro-batches small for good."""
 _LONGEST_SECONDS = 60.0
 """Of a wait, also where the micro-batch before had to compile first."""
 _LOOK_SECONDS = 0.002
+Item = TypeVar("Item")
 
 log = structlog.get_logger()
 
@@ -71,16 +75,28 @@ class UsersFirst:
         self.seconds = self._clock() - began
 
 
-def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> None:
+def in_turn(batches: Iterable[Item], users: UsersFirst | None, stages: Stages) -> Iterator[Item]:
+    """Micro-batches one after the other: users, if there are any, come before each."""
+    for batch in batches:
+        if users is None:
+            yield batch
+            continue
+        with stages.stage("users"):
+            users.wait()
+        with users.turn():
+            yield batch
+
+
+def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> float:
     """Measure how many tokens a micro-batch may have to take `seconds` at most, and let all have no more from now on.
 
     They are 32 times a power of two, so that a start measures what the last one did. Rows are not cut: the log says how long one of the whole
-    context takes.
+    context takes. Returns the seconds of a micro-batch.
     """
-    took, most = _measured(learner, users, FEWEST_TOKENS), FEWEST_TOKENS
+    took, most = _measured(learner, users, FEWEST_TOKENS, seconds), FEWEST_TOKENS
     shortest = took
     while took <= seconds and 2 * most <= learner.budget.most:
-        if (longer := _measured(learner, users, 2 * most)) > seconds:
+        if (longer := _measured(learner, users, 2 * most, seconds)) > seconds:
             break
         took, most = longer, 2 * most
     learner.budget.limit(most)
@@ -96,28 +112,31 @@ def keep_short(learner: Learner, users: UsersFirst, seconds: float) -> None:
             tokens=learner.max_length,
             takes=1000 * whole,
         )
+    return took
 
 
-def _measured(learner: Learner, users: UsersFirst, num_tokens: int) -> float:
-    """Seconds of a micro-batch, the shorter of two; nothing is learned."""
-    rows, found = rows_of_length(num_tokens, learner.max_length, learner.vocabulary_size), list[float]()
-    for _ in range(2):
+def _measured(learner: Learner, users: UsersFirst, num_tokens: int, seconds: float) -> float:
+    """Seconds of a micro-batch: of the first that takes `seconds` at most, or the shortest of some. Nothing is learned."""
+    num_all = num_tokens * int(learner.trainee.machine().get("processes", "1"))  # each takes its part of the rows
+    rows, shortest = rows_of_length(num_all, learner.max_length, learner.vocabulary_size), math.inf
+    for _ in range(TRIES):
         try:
             learner.trainee.backward(GradientRows(rows, [1.0] * len(rows), [1.0] * len(rows), are_new=True))
-            found.append(users.seconds)
+            shortest = min(shortest, users.seconds)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            found.append(math.inf)
         finally:
             learner.trainee.forget_gradient()
+        if shortest <= seconds:
+            break
     learner.trainee.seconds()
-    return min(found)
+    return shortest
 
 
 def rows_of_length(num_tokens: int, longest: int, num_ids: int) -> Sequence[Experience]:
     """Rows of so many tokens in all, each of which computes on its own: no two begin alike."""
-    starts = range(0, num_tokens, longest)
+    starts = range(0, num_tokens - 1, longest)
     return [a_row([(start + at) % num_ids for at in range(min(longest, num_tokens - start))]) for start in starts]
 
 

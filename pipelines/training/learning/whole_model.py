@@ -20,11 +20,20 @@ from pipelines.training.learning.device import TokenBudget, compute_repeatably, 
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import MasterAdamW, identity_of, make_pairs
-from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
+from pipelines.training.learning.micro_batches import (
+    BatchScores,
+    MicroBatch,
+    PackedBatch,
+    micro_batches,
+    packed_batches,
+    samples_of,
+    text_tokens,
+)
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
+from pipelines.training.learning.users_first import UsersFirst, in_turn
 from pipelines.training.text.losses import baseline_of, needs_anchor, text_losses
 from pipelines.training.text.samples import mismatched_rows, rows_of
 from policy.load import context_of
@@ -35,13 +44,14 @@ from policy.routing import NO_REPLAY, Routing, routing_of
 from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from contracts.records import Experience
     from pipelines.training.known.experiences import Segmented
     from pipelines.training.learning.masters import Masters, Pair
+    from pipelines.training.learning.micro_batches import Compute
     from pipelines.training.learning.objectives import BatchPlan
-    from pipelines.training.learning.users_first import UsersFirst
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.text.samples import TextBatch
     from policy.weights import Patches
@@ -101,6 +111,7 @@ class WholeModel:
         count_N = onto(torch.tensor(rows.denominators, dtype=torch.float64), self.device)
         parts, current_N = list[MicroSums](), torch.zeros_like(advantage_N)
         objective = self._objective if rows.are_new else self._correcting
+        is_anchored = objective.kl_coefficient > 0 and self.reference is not None
         num_before = len(self._stepping)
         self._stepping += rows.experiences
         self._num_passed += len(rows.experiences)
@@ -108,16 +119,15 @@ class WholeModel:
             batches = self._micro_batches(rows.experiences)
         with self._stages.stage("forward"):
             plan = self._plan(batches, advantage_N, objective)
-        for batch in self._in_turn(batches):
-            self.scorer.recomputes = self._recomputes(batch)
+
+        def compute(batch: MicroBatch | PackedBatch, share: float) -> BatchScores:
             with self._stages.stage("forward"):
-                anchor_BT = None
-                if objective.kl_coefficient > 0 and self.reference is not None:
-                    # First: the reference may be this very model, and forgets the experts that a backward pass computes through again.
-                    (anchor_BT,) = self.reference.log_probs([batch])
+                # First: the reference may be this very model, and forgets the experts that a backward pass computes through again.
+                anchor_BT = self.reference.log_probs([batch])[0] if is_anchored and self.reference is not None else None
+                self.scorer.recomputes = self._recomputes(batch)
                 with self.precision.computing():
                     scores = batch.scored_by(self.scorer)
-                mask_BT, sequences = _layout(batch)
+                mask_BT, sequences = batch.layout
                 tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], mask_BT
                 loss, sums = policy_loss(
                     *tokens,
@@ -127,11 +137,15 @@ class WholeModel:
                     sequences=sequences,
                     plan=plan,
                 )
-            with self._stages.stage("backward"):
-                torch.autograd.backward(loss)
-            current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))
-            parts.append(sums)
-            self._passed.append((per_token(batch.sample_B + num_before, mask_BT), sums.tokens.current_S))
+            self._differentiate(loss, share)
+            return BatchScores(scores.log_probs_BT.detach(), sums.sums_K)
+
+        for batch, (log_probs_BT, sums_K) in zip(batches, self._each(batches, compute), strict=True):
+            mask_BT, sequences = batch.layout
+            tokens = tokens_of(log_probs_BT, batch.behaviour_BT, advantage_N[batch.sample_B], mask_BT, sequences)
+            current_N.index_add_(0, batch.sample_B, log_probs_BT.sum(-1))
+            parts.append(MicroSums(sums_K, tokens, is_anchored))
+            self._passed.append((per_token(batch.sample_B + num_before, mask_BT), tokens.current_S))
         with self._stages.stage("backward"):  # the host has not waited until here
             return GradientSums(LossSums.of(parts, objective), current_N.tolist())
 
@@ -156,14 +170,18 @@ class WholeModel:
         self._stepping += answers
         self._stepping += [] if self._stepping else rows
         current_N, sums_K = torch.zeros_like(factor_N), factor_N.new_zeros(2)
-        for micro in self._in_turn(batches):
+
+        def compute(micro: MicroBatch | PackedBatch, share: float) -> BatchScores:
             self.scorer.recomputes = self._recomputes(micro)
             with self._stages.stage("forward"), self.precision.computing():
-                log_probs_S, weight_S, row_S = _text_tokens(micro, micro.scored_by(self.scorer).log_probs_BT)
-            pull_S = factor_N[row_S] * weight_S
-            with self._stages.stage("backward"):
-                torch.autograd.backward((pull_S.to(log_probs_S.dtype) * log_probs_S).sum())
-            current_S = log_probs_S.detach().double()
+                log_probs_BT = micro.scored_by(self.scorer).log_probs_BT
+            log_probs_S, weight_S, row_S = text_tokens(micro, log_probs_BT)
+            self._differentiate(((factor_N[row_S] * weight_S).to(log_probs_S.dtype) * log_probs_S).sum(), share)
+            return BatchScores(log_probs_BT.detach())
+
+        for micro, found in zip(batches, self._each(batches, compute), strict=True):
+            log_probs_S, weight_S, row_S = text_tokens(micro, found.log_probs_BT)
+            pull_S, current_S = factor_N[row_S] * weight_S, log_probs_S.double()
             length_S = (pull_S * (ROUNDING - torch.expm1(current_S))).abs()
             sums_K += torch.stack([length_S.square().sum(), length_S.sum()])
             current_N.index_add_(0, row_S, weight_S * current_S)
@@ -173,18 +191,15 @@ class WholeModel:
     @torch.no_grad()
     def _row_sums(self, batches: Sequence[MicroBatch | PackedBatch], num: int, *, anchor: bool) -> list[float]:
         """The log-prob of each of `num` rows of text, tokens by weight: today's, or the anchor's."""
-        if anchor and self.reference is None:
+        reference = self.reference if anchor else None
+        if anchor and reference is None:
             raise InvalidSettings(
                 "[training] kl_coefficient: is 0, as is mismatch_samples: pairs and thumbs need the base policy"
             )
         found_N = torch.zeros(num, dtype=torch.float64, device=self.device)
-        if anchor and self.reference is not None:
-            under = self.reference.log_probs(self._in_turn(batches))
-        else:
-            with self.precision.computing():
-                under = [batch.scored_by(self.scorer).log_probs_BT for batch in self._in_turn(batches)]
-        for batch, log_probs_BT in zip(batches, under, strict=True):
-            log_probs_S, weight_S, row_S = _text_tokens(batch, log_probs_BT)
+        found = self._today(batches) if reference is None else self._under(reference, None, batches)
+        for batch, log_probs_BT in zip(batches, found, strict=True):
+            log_probs_S, weight_S, row_S = text_tokens(batch, log_probs_BT)
             found_N.index_add_(0, row_S, weight_S * log_probs_S.double())
         return [float(value) for value in found_N]
 
@@ -234,7 +249,7 @@ class WholeModel:
         batches = self._micro_batches(experiences)
         both = [
             (found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
-            for batch, found_BT in zip(batches, self.reference.log_probs(self._in_turn(batches), bits), strict=True)
+            for batch, found_BT in zip(batches, self._under(self.reference, bits, batches), strict=True)
         ]
         return TokenLogProbs(*map(torch.cat, zip(*both, strict=True)))
 
@@ -264,6 +279,9 @@ class WholeModel:
         """As in `Trainee`: the moments are named `moment/name`."""
         return self.optimizer.weights, self.optimizer.moments
 
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        """As in `Trainee`."""
+
     def put(self, held: Masters) -> None:
         """As in `Trainee`."""
         self.optimizer.put(held)
@@ -280,18 +298,11 @@ class WholeModel:
         """The rows, within the token budget."""
         batches = partial(packed_batches, windowed=self._windowed) if self._packs else micro_batches
         routing = self.routing if self._replays else NO_REPLAY
-        return batches(experiences, max_tokens=self.budget.current, device=self.device, routing=routing)
+        return batches(experiences, max_tokens=self._most_tokens(experiences), device=self.device, routing=routing)
 
-    def _in_turn(self, batches: Sequence[MicroBatch | PackedBatch]) -> Iterator[MicroBatch | PackedBatch]:
-        """One after the other: users come before each."""
-        for batch in batches:
-            if self.users is None:
-                yield batch
-                continue
-            with self._stages.stage("users"):
-                self.users.wait()
-            with self.users.turn():
-                yield batch
+    def _most_tokens(self, experiences: Sequence[Segmented]) -> int:  # noqa: ARG002 several processes share them
+        """Of a micro-batch over some of these rows."""
+        return self.budget.current
 
     @torch.no_grad()
     def _plan(
@@ -305,12 +316,9 @@ class WholeModel:
         if not batches or not (needs_pass or objective.plans_from_log):
             return None
         parts = []
-        for batch in self._in_turn(batches) if needs_pass else batches:
-            found_BT = batch.behaviour_BT
-            if needs_pass:
-                with self.precision.computing():
-                    found_BT = batch.scored_by(self.scorer).log_probs_BT
-            mask_BT, sequences = _layout(batch)
+        today = self._today(batches) if needs_pass else [batch.behaviour_BT for batch in batches]
+        for batch, found_BT in zip(batches, today, strict=True):
+            mask_BT, sequences = batch.layout
             parts.append(tokens_of(found_BT, batch.behaviour_BT, advantage_N[batch.sample_B], mask_BT, sequences))
         return objective.plan(Tokens.joined(parts))
 
@@ -337,36 +345,44 @@ class WholeModel:
         is_probed_S = sample_S % every == 0
         # Sample after sample: whatever else is in its micro-batches, the tokens of one come in the same order.
         before = passed_S[is_probed_S][sample_S[is_probed_S].argsort(stable=True)]
-        order_S = _samples(batches).argsort(stable=True)
+        order_S = samples_of(batches).argsort(stable=True)
         return before, lambda: self._now(batches)[order_S]
 
     @torch.no_grad()
     def _now(self, batches: Sequence[MicroBatch | PackedBatch], dtype: torch.dtype | None = None) -> torch.Tensor:
         """Today's log-probs of the sampled tokens. `dtype`: to compute in; None: the weights' own."""
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            turns = self._in_turn(batches)
-            return torch.cat([sampled(each.scored_by(self.scorer).log_probs_BT, _layout(each)[0]) for each in turns])
+            found = self._each(batches, self._score)
+        return torch.cat(
+            [sampled(log_probs_BT, each.layout[0]) for each, (log_probs_BT, _) in zip(batches, found, strict=True)]
+        )
 
+    def _today(self, batches: Sequence[MicroBatch | PackedBatch]) -> list[torch.Tensor]:
+        """Today's log-probs [B, T] of each batch."""
+        with self.precision.computing():
+            return [found.log_probs_BT for found in self._each(batches, self._score)]
 
-def _layout(batch: MicroBatch | PackedBatch) -> tuple[torch.Tensor | None, tuple[torch.Tensor, int] | None]:
-    """Mask and sequences of its rows, as `policy_loss` takes them. Packed rows are sampled tokens: no mask, so no waiting for the device."""
-    if isinstance(batch, PackedBatch):
-        return None, (batch.sequence_B, len(batch.packing.places))
-    return batch.mask_BT, None
+    def _score(self, batch: MicroBatch | PackedBatch, _share: float) -> BatchScores:
+        return BatchScores(batch.scored_by(self.scorer).log_probs_BT)
 
+    def _under(
+        self, reference: ReferencePolicy, bits: Tensors | None, batches: Sequence[MicroBatch | PackedBatch]
+    ) -> list[torch.Tensor]:
+        """Log-probs [B, T] of each batch under the bits of a version, or of the base policy."""
 
-def _text_tokens(
-    batch: MicroBatch | PackedBatch, log_probs_BT: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of text: log-prob, weight (float64) and row of each token [S]. Its weights stand where answers have their logged log-probs."""
-    mask_BT = _layout(batch)[0]
-    weight_S = sampled(batch.behaviour_BT, mask_BT).double()
-    return sampled(log_probs_BT, mask_BT), weight_S, per_token(batch.sample_B, mask_BT)
+        def compute(batch: MicroBatch | PackedBatch, _share: float) -> BatchScores:
+            return BatchScores(reference.log_probs([batch], bits)[0])
 
+        return [found.log_probs_BT for found in self._each(batches, compute)]
 
-def _samples(batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
-    """The sample [S] of each sampled token."""
-    return torch.cat([per_token(batch.sample_B, _layout(batch)[0]) for batch in batches])
+    def _each(self, batches: Sequence[MicroBatch | PackedBatch], compute: Compute) -> list[BatchScores]:
+        """What `compute` finds for each batch. Its gradient counts with a share of 1."""
+        return [compute(batch, 1.0) for batch in in_turn(batches, self.users, self._stages)]
+
+    def _differentiate(self, loss: torch.Tensor, share: float) -> None:
+        """Add a share of the gradient, 1 or 0."""
+        with self._stages.stage("backward"):
+            torch.autograd.backward(loss if share else loss * share)
 
 
 def routing_for(model: Any, settings: TrainingSettings) -> Routing:

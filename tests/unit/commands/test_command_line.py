@@ -105,8 +105,10 @@ def test_a_home_keeps_redis_and_the_limits_that_were_written_into_its_file(setti
     assert {name: getattr(again, name) for name in told} == told
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_another_adapter_than_the_run_has_is_refused_before_anything_is_written(settings: Settings, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "in_pieces"), [(0, False), (2, False), (0, True)])
+def test_another_adapter_than_the_run_has_is_refused_before_anything_is_written(
+    settings: Settings, rank: int, *, in_pieces: bool
+) -> None:
     own = TrainingSettings(adapter=AdapterSettings(rank=rank) if rank else None)
     prepare_home(settings, {"training": own})
     folder = settings.checkpoints / "checkpoint-000001-00000001"
@@ -114,7 +116,10 @@ def test_another_adapter_than_the_run_has_is_refused_before_anything_is_written(
     adapter = AdapterConfig(rank=2, alpha=32.0, targets=("q_proj",), base_root="b")
     (folder / "state.json").write_text(json.dumps({"model": adapter.identity if rank else "b", "step": 3}))
     name = "base_model.model.q_proj.lora_A.weight" if rank else "q_proj.weight"
-    write_safetensors(folder / "weights.safetensors", {name: Tensor("F32", (2, 1), np.zeros(8, np.uint8))})
+    file = "weights-00001-of-00002.safetensors" if in_pieces else "weights.safetensors"
+    if in_pieces:
+        (folder / "weights.index.json").write_text("{}")
+    write_safetensors(folder / file, {name: Tensor("F32", (2, 1), np.zeros(8, np.uint8))})
     before = settings_file(settings.home).read_bytes()
     ran = refused_up(*UP, "--home", str(settings.home), "--adapter", "8")
     assert ran.returncode == 1

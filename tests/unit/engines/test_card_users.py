@@ -75,6 +75,19 @@ def test_users_are_answered_where_no_file_can_be_made(tmp_path: Path) -> None:
     assert len(lines) == 1
 
 
+def test_users_are_answered_where_the_disk_is_full(tmp_path: Path) -> None:
+    settings = a_home(tmp_path)
+    CardUsers(settings).close()
+    file = the_file(settings)
+    file.unlink()
+    file.symlink_to("/dev/full")
+    users = CardUsers(settings)
+    with users.one_more(), capture_logs() as lines:
+        assert WaitingUsers(settings).num() == 0
+    users.close()
+    assert [line["log_level"] for line in lines] == ["warning"]
+
+
 @pytest.mark.parametrize(("given", "seconds"), [({}, None), ({"added_p99_ms": 50}, 0.05)])
 def test_the_budget_is_the_homes(tmp_path: Path, given: dict[str, Any], seconds: float | None) -> None:
     settings = a_home(tmp_path)

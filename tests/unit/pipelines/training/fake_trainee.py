@@ -7,6 +7,7 @@ Then it is an adapter: a version carries what was added alone, and a base that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,6 +129,9 @@ class UnigramTrainee:
 
     def masters(self) -> Masters:
         return {NAME: self.logits_V.detach()}, {}
+
+    def begin_pieces(self, folder: Path, budget: float) -> None:
+        pass
 
     @torch.no_grad()
     def put(self, held: Masters) -> None:

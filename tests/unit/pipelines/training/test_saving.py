@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from contracts.errors import Unavailable
-from pipelines.training.checkpoints.checkpoint import MOMENTS, CheckpointStore
-from pipelines.training.checkpoints.checkpoint_names import MANIFEST, WEIGHTS
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.checkpoint_names import MANIFEST, MOMENTS, WEIGHTS
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.learning.learner import Learner
 from pipelines.training.saving import TIME_SHARE, Saver

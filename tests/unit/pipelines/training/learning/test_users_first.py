@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +16,17 @@ from structlog.testing import capture_logs
 
 from pipelines.training.checkpoints.plans import digest_of
 from pipelines.training.known.experiences import row_lengths
+from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import GradientRows, GradientSums
-from pipelines.training.learning.users_first import FEWEST_TOKENS, LEAST_SHARE, UsersFirst, keep_short, rows_of_length
+from pipelines.training.learning.users_first import (
+    FEWEST_TOKENS,
+    LEAST_SHARE,
+    TRIES,
+    UsersFirst,
+    keep_short,
+    rows_of_length,
+)
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from tests.unit.pipelines.training.builders import a_learner, random_experience, tiny_model
 from tests.unit.pipelines.training.fake_trainee import UnigramTrainee
@@ -57,15 +66,18 @@ class Slow(UnigramTrainee):
 
     def __init__(self, seconds_of_token: float, fails: Sequence[Exception] = ()) -> None:
         super().__init__()
-        self.each, self.longest_rows, self.fails = seconds_of_token, 0, [*fails]
+        self.each, self.longest_rows, self.fails, self.num_processes = seconds_of_token, 0, [*fails], 1
         self.first = UsersFirst(lambda: 0, threading.Event(), CPU)
 
     def backward(self, rows: GradientRows) -> GradientSums:
         found = super().backward(rows)
         lengths = row_lengths(rows.experiences)
         self.longest_rows = max(self.longest_rows, *lengths)
-        self.first.seconds = self.each * sum(lengths)
+        self.first.seconds = self.each * sum(lengths) / self.num_processes
         return found
+
+    def machine(self) -> dict[str, str]:
+        return super().machine() | {"processes": str(self.num_processes)}
 
 
 def test_a_micro_batch_waits_while_users_wait() -> None:
@@ -141,6 +153,13 @@ def test_every_micro_batch_of_a_step_is_asked_for(loss: str, num_passes: int) ->
     assert users.num_asked >= (num_passes + 1) * len(items), "those of the gradient, and those that measure the step"
 
 
+def test_a_stage_inside_another_is_counted_once() -> None:
+    stages, began = Stages(), time.monotonic()
+    with stages.stage("optimizer"), stages.stage("users"):
+        time.sleep(0.02)
+    assert 0.02 <= sum(stages.take().values()) <= time.monotonic() - began
+
+
 def sized(trainee: Slow, seconds: float) -> tuple[int, list[Any]]:
     learner = Learner(trainee, TrainingSettings())
     with capture_logs() as lines:
@@ -155,6 +174,12 @@ def test_a_micro_batch_has_as_many_tokens_as_fit_into_the_budget(seconds: float,
     found, warnings = sized(trainee, seconds)
     assert (found, trainee.longest_rows) == (most, 64)
     assert warnings == []
+
+
+def test_processes_that_share_the_rows_are_measured_with_as_many_tokens_each() -> None:
+    trainee = Slow(0.001)
+    trainee.num_processes = 3
+    assert sized(trainee, 0.128)[0] == 128
 
 
 def test_a_budget_below_a_row_of_the_context_says_how_long_that_takes() -> None:
@@ -172,7 +197,11 @@ def test_a_budget_below_every_micro_batch_is_said_and_training_goes_on() -> None
 
 def test_what_does_not_fit_into_memory_is_too_long() -> None:
     full = [torch.OutOfMemoryError("full"), MemoryError()]
-    assert sized(Slow(0.0, full), 1.0)[0] == FEWEST_TOKENS
+    assert sized(Slow(0.0, full * TRIES), 1.0)[0] == FEWEST_TOKENS
+
+
+def test_a_moment_in_which_the_machine_is_busy_makes_nothing_small() -> None:
+    assert sized(Slow(0.0, [MemoryError()] * (TRIES - 1)), 1.0)[0] == 1024
 
 
 def test_another_error_is_not_hidden() -> None:
