@@ -138,9 +138,7 @@ def test_a_trainer_without_a_card_does_not_run(tmp_path: Path) -> None:
 
 
 def test_figures_are_sums_over_replicas_and_lag_is_counted_once() -> None:
-    inference = (
-        'millrace_requests_in_flight{service="inference"} 3.0\nmillrace_requests_in_flight{service="feedback"} 9.0\n'
-    )
+    inference = 'millrace_users_in_flight{policy="p"} 3.0\nmillrace_requests_in_flight{service="feedback"} 9.0\n'
     lag = "\n".join(
         f'millrace_lag_records{{group="{group}",partition="{n}",topic="t"}} 5.0'
         for group in ("training", "rewards")
