@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -129,6 +130,30 @@ def test_replicas_that_do_not_serve_do_not_count(tmp_path: Path) -> None:
     pool.children.ready = False
     pool.live(1000)
     assert not [told for told in pool.children.told if told.startswith("drain")]
+
+
+def test_a_replica_that_starts_again_moves_nothing(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.live(290)
+    pool.children.broken = "engine"
+    pool.live(90)
+    assert "card 0 starts" in pool.keeper.record.next
+    assert pool.keeper.record.move is None
+    assert len(pool.children.told) == 3
+
+
+def test_a_full_disk_moves_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        pool.live(400)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(pool.children.told) == 3
+    assert [line for line in pool.said if "no space left" in line] == pool.said
+    pool.live(10)
+    assert pool.split()["users"] == [0]
 
 
 def test_a_trainer_without_a_card_does_not_run(tmp_path: Path) -> None:
