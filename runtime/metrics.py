@@ -184,6 +184,11 @@ ENGINE_IN_FLIGHT = Gauge("millrace_engine_requests_in_flight", "Requests in an a
 ENGINE_OUT_OF_ROTATION = Gauge(
     "millrace_engine_out_of_rotation", "1 while inference sends an engine replica no requests.", ["engine", "reason"]
 )
+USERS_IN_FLIGHT = Gauge(
+    "millrace_users_in_flight",
+    "Users' answers that engines make or that wait for one; no rollouts, no gate.",
+    ["policy"],
+)
 ENGINE_REQUESTS_MOVED = Counter(
     "millrace_engine_requests_moved_total", "Requests that an engine replica did not answer, by why.", ["reason"]
 )

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from runtime.listening import told_to_drain
-from runtime.metrics import ENGINE_IN_FLIGHT, LAG_RECORDS, REQUESTS_IN_FLIGHT
+from runtime.metrics import ENGINE_IN_FLIGHT, LAG_RECORDS, USERS_IN_FLIGHT
 from runtime.operations import Operations
 
 _LAST_SECONDS = 0.3
@@ -33,7 +33,7 @@ def main() -> None:
     if name == "engine":
         ENGINE_IN_FLIGHT.labels("live").set_function(lambda: 0.0 if draining.is_set() else 1.0)
     if name == "web":
-        REQUESTS_IN_FLIGHT.labels("inference").set_function(lambda: float((home / "load").read_text()))
+        USERS_IN_FLIGHT.labels("product").set_function(lambda: float((home / "load").read_text()))
     if name == "training":
         LAG_RECORDS.labels("training", "experiences", "0").set(1000)
     operations = Operations()

@@ -73,11 +73,13 @@ def described(record: PoolRecord, problems: dict[int, str], *, runs: bool) -> di
 
 
 def _runs(home: Path) -> bool:
-    with (home / "up.lock").open("a") as lock:
-        try:
+    try:
+        with (home / "up.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
     return False
 
 

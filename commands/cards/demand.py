@@ -11,8 +11,8 @@ from typing import NamedTuple
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-IN_FLIGHT, LAG, LIVE_AGE = "millrace_requests_in_flight", "millrace_lag_records", "millrace_live_age_seconds"
-_WANTED = {IN_FLIGHT: {"service": "inference"}, LAG: {"group": "training"}, LIVE_AGE: {}}
+IN_FLIGHT, LAG, LIVE_AGE = "millrace_users_in_flight", "millrace_lag_records", "millrace_live_age_seconds"
+_WANTED = {IN_FLIGHT: {}, LAG: {"group": "training"}, LIVE_AGE: {}}
 _SECONDS = 1.0
 
 

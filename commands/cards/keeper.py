@@ -20,6 +20,7 @@ from commands.cards.policy import CardUse, Demand, NextMove, decide
 from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
 from commands.cards.trend import DemandTrend
 from commands.supervisor import GivenChild
+from contracts.errors import Unavailable
 from engines.card_users import GpuSettings
 from engines.cards import VISIBLE, card_of
 
@@ -90,12 +91,16 @@ class CardKeeper:
         self._patience, self._report, self._clock = patience, report, clock
         self._trend, self._backlog = DemandTrend(), 1
         self._going: Iterator[None] | None = None
+        self._unready = dict[int, float]()
+        """Cards whose replica does not serve, and since when."""
         self._look_at = self._write_at = 0.0
+        self._is_full = False
         self.record = PoolRecord(cards=())
 
     def start(self) -> None:
         """Start every replica and the trainer as `cards.json` says. Raises InvalidSettings: it is damaged; Unavailable: as `write_record`."""
-        self._write(started(read_record(self._home), self._settings.pool, self._settings.floor, self._clock()))
+        self.record = started(read_record(self._home), self._settings.pool, self._settings.floor, self._clock())
+        write_record(self._home, self.record)
         for card in self.record.of("users"):
             self._start_engine(card)
         self._start_trainer()
@@ -121,18 +126,9 @@ class CardKeeper:
             found = NextMove(f"card {found.card} failed its check: {problem}", found.card, "nobody")
         if found.why != self.record.next and (found.card is not None or now >= self._write_at):
             self._write_at = now + _WRITE_SECONDS
-            self._write(msgspec.structs.replace(self.record, next=found.why))
+            self._is_written(msgspec.structs.replace(self.record, next=found.why))
         if found.card is not None:
             self._begin(found.card, found.to, found.why, now)
-
-    def uses(self) -> dict[int, CardUse]:
-        """What each card works for now: a replica that does not serve works for nobody."""
-        return {
-            item.card: "nobody"
-            if item.use == "users" and not self._children.is_ready(self.child_of(item.card))
-            else item.use
-            for item in self.record.cards
-        }
 
     def child_of(self, card: int) -> str:
         """The name of the engine replica on a card."""
@@ -140,8 +136,15 @@ class CardKeeper:
         return self._engine if number == 1 else f"{self._engine}-{number}"
 
     def _decide(self, demand: Demand, now: float) -> NextMove:
+        unready = [card for card in self.record.of("users") if not self._children.is_ready(self.child_of(card))]
+        self._unready = {card: self._unready.get(card, now) for card in unready}
+        if starts := [card for card, since in self._unready.items() if now - since < self._patience]:
+            return NextMove(f"the replica on card {starts[0]} starts: nothing moves meanwhile")
         moved = {"moved_at": min(self.record.moved_at, now), "move_seconds": self.record.move_seconds}
-        return decide(self.uses(), demand, now, floor=self._settings.floor, **moved)
+        uses: dict[int, CardUse] = {
+            item.card: "nobody" if item.card in self._unready else item.use for item in self.record.cards
+        }
+        return decide(uses, demand, now, floor=self._settings.floor, **moved)
 
     def _note(self, now: float) -> None:
         found = self._measure()
@@ -154,8 +157,10 @@ class CardKeeper:
         self._trend.note(now, found.in_flight / self._settings.requests_per_card, self._backlog, found.live_age or 0.0)
 
     def _begin(self, card: int, to: CardUse, why: str, now: float) -> None:
+        move = MoveRecord(card=card, to=to, why=why, begun_at=now)
+        if not self._is_written(msgspec.structs.replace(self.record, move=move)):
+            return
         self._report(f"card {card} goes to {to}: {why}")
-        self._write(msgspec.structs.replace(self.record, move=MoveRecord(card=card, to=to, why=why, begun_at=now)))
         was = next(item.use for item in self.record.cards if item.card == card)
         self._going = self._move(card, was, to)
 
@@ -175,14 +180,15 @@ class CardKeeper:
             yield from self._until(lambda: self._children.is_ready(name), self._patience)
             if not self._children.is_ready(name):
                 yield from self._ended(name)
-                self._fail(card, f"no engine became ready on it within {self._patience:.0f} s")
+                why = f"no engine became ready on it within {self._patience:.0f} s"
+                self._report(f"card {card} works for nobody from now on: {why}; look at it, and start Millrace again")
+                failed = self.record.ended(self._clock()).with_card(card, "nobody", self._clock(), why)
+                while not self._is_written(failed):
+                    yield
                 return
-        self._write(self.record.ended(self._clock()))
-
-    def _fail(self, card: int, why: str) -> None:
-        self._report(f"card {card} works for nobody from now on: {why}; look at it, and start Millrace again")
-        now = self._clock()
-        self._write(self.record.ended(now).with_card(card, "nobody", now, why))
+        ended = self.record.ended(self._clock())
+        while not self._is_written(ended):
+            yield
 
     def _ended(self, name: str) -> Iterator[None]:
         if not self._children.is_gone(name):
@@ -208,6 +214,14 @@ class CardKeeper:
         names = [card_of(f"{self._device}:{card}") if self._device != "cpu" else str(card) for card in cards]
         return GivenChild(arguments, {VISIBLE: ",".join(names)}, tuple(self._locks[card] for card in cards))
 
-    def _write(self, record: PoolRecord) -> None:
-        write_record(self._home, record)
-        self.record = record
+    def _is_written(self, record: PoolRecord) -> bool:
+        """False while the disk is full: nothing moves, and users are answered."""
+        try:
+            write_record(self._home, record)
+        except Unavailable as error:
+            if not self._is_full:
+                self._report(f"no card moves: {error.message}")
+            self._is_full = True
+            return False
+        self.record, self._is_full = record, False
+        return True

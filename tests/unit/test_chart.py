@@ -359,7 +359,7 @@ def test_engines_are_scaled_by_what_users_ask_for(manifests: list[dict[str, Any]
         assert spec["scaleTargetRef"]["name"] == name
         assert "replicas" not in sets[name], "two would set it"
         assert spec["minReplicaCount"] <= spec["maxReplicaCount"]
-        assert 'millrace_requests_in_flight{service="inference"' in spec["triggers"][0]["metadata"]["query"]
+        assert "millrace_users_in_flight{" in spec["triggers"][0]["metadata"]["query"]
     without = [name for name, spec in sets.items() if "replicas" not in spec and "inference" not in name]
     assert without == [manifest["metadata"]["name"] for manifest in scaled]
 

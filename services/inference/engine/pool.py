@@ -26,7 +26,7 @@ from contracts.sampling import Span
 from engines.card_users import CardUsers
 from engines.registry import kind_of
 from engines.wire import EngineRequest, Piece, new_spans
-from runtime.metrics import ENGINE_REQUESTS_MOVED
+from runtime.metrics import ENGINE_REQUESTS_MOVED, USERS_IN_FLIGHT
 from services.inference.engine.choosing import (
     KEEPS_IT,
     OTHERS_MAY,
@@ -78,6 +78,9 @@ class EnginePool:
     _num_reads: int = field(default=0, init=False)
     _looking: asyncio.Task[None] | None = field(default=None, init=False)
 
+    def __post_init__(self) -> None:
+        self._in_flight = USERS_IN_FLIGHT.labels(self.policy)
+
     async def close(self) -> None:
         """Close every connection."""
         if self._looking is not None:
@@ -94,20 +97,21 @@ class EnginePool:
         Raises UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: replicas refused, or none has an ability that
         the request needs; EngineFailed, EngineSilent: no usable answer came, and it must not be sent again; Unavailable: no replica came back.
         """
-        await self._look()
-        progress, turn = Progress(request), RequestLosses()
-        while not progress.is_full:
-            member = await self._next(progress, turn)
-            instance, seen_at = member.instance, member.row.seen_at
-            try:
-                async with aclosing(self._ask(member, progress, turn)) as pieces:
-                    async for piece in pieces:
-                        yield piece
-                        if piece.finish_reason is not None:
-                            return
-            except (errors.MillraceError, WrongVersion) as error:
-                self._note(member, turn, error, progress, ClosedReplica(instance, seen_at))
-        yield progress.cut()
+        with nullcontext() if request.background else self._in_flight.track_inprogress():
+            await self._look()
+            progress, turn = Progress(request), RequestLosses()
+            while not progress.is_full:
+                member = await self._next(progress, turn)
+                instance, seen_at = member.instance, member.row.seen_at
+                try:
+                    async with aclosing(self._ask(member, progress, turn)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+                            if piece.finish_reason is not None:
+                                return
+                except (errors.MillraceError, WrongVersion) as error:
+                    self._note(member, turn, error, progress, ClosedReplica(instance, seen_at))
+            yield progress.cut()
 
     async def models(self) -> list[str]:
         """The policy, and its versions that can be asked for now."""

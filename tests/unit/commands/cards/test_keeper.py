@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -131,6 +132,30 @@ def test_replicas_that_do_not_serve_do_not_count(tmp_path: Path) -> None:
     assert not [told for told in pool.children.told if told.startswith("drain")]
 
 
+def test_a_replica_that_starts_again_moves_nothing(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.live(290)
+    pool.children.broken = "engine"
+    pool.live(90)
+    assert "card 0 starts" in pool.keeper.record.next
+    assert pool.keeper.record.move is None
+    assert len(pool.children.told) == 3
+
+
+def test_a_full_disk_moves_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        pool.live(400)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(pool.children.told) == 3
+    assert [line for line in pool.said if "no space left" in line] == pool.said
+    pool.live(10)
+    assert pool.split()["users"] == [0]
+
+
 def test_a_trainer_without_a_card_does_not_run(tmp_path: Path) -> None:
     record = started(None, [0, 1], 1, 1.0)
     write_record(tmp_path, PoolRecord(cards=record.cards, move=MoveRecord(card=1, to="users", why="", begun_at=1.0)))
@@ -138,9 +163,7 @@ def test_a_trainer_without_a_card_does_not_run(tmp_path: Path) -> None:
 
 
 def test_figures_are_sums_over_replicas_and_lag_is_counted_once() -> None:
-    inference = (
-        'millrace_requests_in_flight{service="inference"} 3.0\nmillrace_requests_in_flight{service="feedback"} 9.0\n'
-    )
+    inference = 'millrace_users_in_flight{policy="p"} 3.0\nmillrace_requests_in_flight{service="feedback"} 9.0\n'
     lag = "\n".join(
         f'millrace_lag_records{{group="{group}",partition="{n}",topic="t"}} 5.0'
         for group in ("training", "rewards")

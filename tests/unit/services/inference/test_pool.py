@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from fastapi import Request
+from prometheus_client import REGISTRY
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from contracts.assignments import CANARY, CANDIDATE, LIVE, move
@@ -517,6 +518,7 @@ def test_users_count_while_an_engine_works_for_them(tmp_path: Path, database: Da
         asked.append(threads.submit(asking.ask, asking.operator, extra_headers=rollout))
         wait_until(lambda: len(engine.requests) == 3)
         assert waiting.num() == 2
+        assert REGISTRY.get_sample_value("millrace_users_in_flight", {"policy": settings.policy}) == 2.0
         engine.go.set()
         assert [text_of(each.result()) for each in asked] == [SAYS] * 3
         wait_until(lambda: waiting.num() == 0)
