@@ -96,7 +96,8 @@ def find_changes(
             now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])
             free = now if is_changed else free
             count += np.uint64(is_changed)
-    for at in range(whole * _RUN, np.uint64(old.size)):
+    for rest in range(whole * _RUN, np.uint64(old.size)):
+        at = np.uint64(rest)
         is_changed = old[at] != new[at]
         places[count], gaps[count] = at, now - free
         now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])

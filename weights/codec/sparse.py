@@ -93,7 +93,7 @@ class Sample(NamedTuple):
     @property
     def num_changed(self) -> int:
         """About how many weights change."""
-        return round(self.counts.changed.counts.sum() * self.scale)
+        return round(int(self.counts.changed.counts.sum()) * self.scale)
 
 
 class Encoder:
@@ -300,7 +300,10 @@ def _fit_scales(sample: Sample, model: Model) -> tuple[int, tuple[int, ...]]:
 
     def told(scale: int) -> npt.NDArray[np.float64]:
         hazards = scaled(model, scale)[contexts] / (1 << kernels.TIME_BITS)
-        return np.bincount(places // NUM_CONTEXTS, seen * -np.expm1(-hazards), kernels.NUM_LEVELS)
+        expected: npt.NDArray[np.float64] = np.bincount(
+            places // NUM_CONTEXTS, seen * -np.expm1(-hazards), kernels.NUM_LEVELS
+        )
+        return expected
 
     num_changed = int(changed.counts.sum())
     scale = scale_of(num_changed, float(told(0).sum())) if num_changed > _EARLIEST_SCALE else 0
