@@ -341,7 +341,7 @@ def _block_bytes(known: BaseTensor) -> list[int]:
 def _fit_scales(sample: Sample, model: Model) -> tuple[int, tuple[int, ...]]:
     """How much more often the tensor changes than its contexts predict, and how much more each level; in eighths of an octave."""
     (places, seen), changed = sample.counts.seen, sample.counts.changed
-    contexts = places % NUM_CONTEXTS >> 7 - model.class_bits
+    contexts = places % NUM_CONTEXTS >> kernels.CLASS_BITS - model.class_bits
 
     def told(scale: int) -> npt.NDArray[np.float64]:
         hazards = scaled(model, scale)[contexts] / (1 << kernels.TIME_BITS)
