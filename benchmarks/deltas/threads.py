@@ -42,9 +42,9 @@ def main(arguments: Sequence[str]) -> int:
 def measure(threads: Sequence[int], rounds: int, layers: int, vocabulary: int = _VOCABULARY) -> dict[str, Any]:
     """GB/s per number of threads; the first round warms up."""
     generator = np.random.default_rng(0)
-    versions = [_start(generator, layers, vocabulary)]
+    versions = [start(generator, layers, vocabulary)]
     for _ in range(2):
-        versions.append(_step(generator, versions[-1]))
+        versions.append(next_version(generator, versions[-1]))
     history, (before, base, target) = History(), versions
     first = encode(before, base, history)
     history.advance(first.moves, first.target_root)
@@ -83,16 +83,17 @@ def show(figures: dict[str, Any]) -> None:
 def _round(base: Tensors, target: Tensors, history: History) -> tuple[dict[str, float], bytes]:
     received = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in base.items()}
     root, past = root_of(base), history.copy()
-    encode_seconds, encoded = _timed(lambda: encode(base, target, history))
+    encode_seconds, encoded = timed(lambda: encode(base, target, history))
     manifest = manifest_of(encoded, root, history.digest)
-    decode_seconds, staged = _timed(lambda: stage(received, manifest, encoded.payload, past, base_root=root))
-    apply_seconds, _ = _timed(lambda: apply_staged(received, staged))
-    history_seconds, _ = _timed(lambda: past.advance(staged.moves, staged.target_root))
+    decode_seconds, staged = timed(lambda: stage(received, manifest, encoded.payload, past, base_root=root))
+    apply_seconds, _ = timed(lambda: apply_staged(received, staged))
+    history_seconds, _ = timed(lambda: past.advance(staged.moves, staged.target_root))
     seconds = {"encode": encode_seconds, "decode and verify": decode_seconds, "apply": apply_seconds}
     return {**seconds, "history": history_seconds}, encoded.payload
 
 
-def _start(generator: np.random.Generator, layers: int, vocabulary: int) -> Tensors:
+def start(generator: np.random.Generator, layers: int, vocabulary: int) -> Tensors:
+    """The first version: tensors shaped as those of a small policy."""
     shapes = {"embed": (vocabulary, _HIDDEN)}
     for layer in range(layers):
         of_layer = {
@@ -107,7 +108,8 @@ def _start(generator: np.random.Generator, layers: int, vocabulary: int) -> Tens
     return tensors
 
 
-def _step(generator: np.random.Generator, tensors: Tensors) -> Tensors:
+def next_version(generator: np.random.Generator, tensors: Tensors) -> Tensors:
+    """The next version: about 1% of the weights moved, small ones more often."""
     stepped = {}
     for name, tensor in tensors.items():
         words = tensor.data.view("<u2")
@@ -117,7 +119,8 @@ def _step(generator: np.random.Generator, tensors: Tensors) -> Tensors:
     return stepped
 
 
-def _timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
+def timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Seconds by the clock, and the result."""
     started = time.perf_counter()
     result = call()
     return time.perf_counter() - started, result
