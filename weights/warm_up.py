@@ -30,10 +30,13 @@ def warm_up() -> None:
     floats = draw.normal(0, 0.02, (_SIDE, _SIDE)).astype("<f4")
     tensors, history = _tensors((floats.view("<u4") >> 16).astype("<u2")), History()
     rows, columns = (draw.choice(np.array([1, -1]), _SIDE) for _ in range(2))
-    for share, signs in ((_SCATTERED, np.ones((_SIDE, _SIDE), np.int64)), (_IN_ROWS, np.outer(rows, columns))):
+    scattered, in_rows = (draw.random((_SIDE, _SIDE)) < share for share in (_SCATTERED, _IN_ROWS))
+    ones = np.ones((_SIDE, _SIDE), np.int64)
+    # At last what has moved before, and nothing else: then states tell how soon a weight moves.
+    for moved, signs in ((scattered, ones), (in_rows, np.outer(rows, columns)), (scattered, ones)):
         words = tensors[_NAME].data.view("<u2").reshape(signs.shape)
         # Towards the signs: adding to the bits of a negative weight makes it smaller.
-        steps = np.where(words >> 15 == 1, -signs, signs) * (draw.random(signs.shape) < share)
+        steps = np.where(words >> 15 == 1, -signs, signs) * moved
         _travel(tensors, _tensors(words + steps.astype("<u2")), history)
     _log.info("codec_warmed_up", seconds=round(time.perf_counter() - started, 3))
 

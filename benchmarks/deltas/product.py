@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from benchmarks.deltas.threads import next_version, start, timed
+from benchmarks.deltas.threads import _start, _step
 from benchmarks.report import end_with, print_table, summarise
 from weights.blocks import blocks_of
 from weights.codec.container import layout_of
@@ -37,6 +38,7 @@ from weights.versions.manifest import NO_HISTORY, Manifest
 
 _VOCABULARY = 32_000
 _GIGA = 1e9
+_Result = TypeVar("_Result")
 _POLICY = "benchmark"
 _WARM = 2
 """Versions before the first that counts: the full copy, and one without a history."""
@@ -53,10 +55,10 @@ def measure(parts: Sequence[int], rounds: int, layers: int, vocabulary: int = _V
     generator, samples = np.random.default_rng(0), {count: list[dict[str, float]]() for count in parts}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         worlds = [_World(Path(folder) / str(count), count) for count in parts]
-        target = start(generator, layers, vocabulary)
+        target = _start(generator, layers, vocabulary)
         full_bytes = sum(tensor.data.size for tensor in target.values())
         for version in range(_WARM + rounds):
-            base, target = target, next_version(generator, target) if version else target
+            base, target = target, _step(generator, target) if version else target
             for world in worlds:
                 seconds = world.step(version, base, target)
                 if version >= _WARM:
@@ -102,9 +104,9 @@ class _World:
     def step(self, version: int, base: Tensors, target: Tensors) -> dict[str, float]:
         """Publish and bring a version; the seconds of both, and of the codec for the same."""
         whole = self.store.load_state(_POLICY, version - 1)[1] if version else History()
-        encoding, _ = timed(lambda: encode(blocks_of(base), blocks_of(target), whole)) if version else (0.0, None)
+        encoding, _ = _timed(lambda: encode(blocks_of(base), blocks_of(target), whole)) if version else (0.0, None)
         publish = self._publish_alone if self.num_parts == 1 or not version else self._publish_parts
-        publishing, manifest = timed(lambda: publish(version, base, target))
+        publishing, manifest = _timed(lambda: publish(version, base, target))
         received = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in base.items()}
 
         def decode() -> None:
@@ -112,8 +114,8 @@ class _World:
                 received, stage_edge(received, manifest, self.store.payload, whole, base_root=manifest.base_root)
             )
 
-        staging, _ = timed(decode)
-        bringing, _ = timed(lambda: self.replica.bring(version))
+        staging, _ = _timed(decode)
+        bringing, _ = _timed(lambda: self.replica.bring(version))
         return {"encode": encoding, "publish": publishing, "stage": staging, "bring": bringing}
 
     def _publish_alone(self, version: int, base: Tensors, target: Tensors) -> Manifest:
@@ -139,6 +141,12 @@ class _World:
         for history, (_, moves) in zip(self.histories, found, strict=True):
             advance_history(history, stored, moves)
         return stored
+
+
+def _timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
+    started = time.perf_counter()
+    result = call()
+    return time.perf_counter() - started, result
 
 
 def _about(version: int) -> Manifest:

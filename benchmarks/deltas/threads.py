@@ -3,8 +3,8 @@
 usage: python -m benchmarks.deltas.threads [--threads 1,2] [--rounds N] [--layers N] [--json] [--quick]
 
 In: tensors shaped as those of a small policy, of which a step with history changes about 1% (small weights more often, as under
-Adam). Out: GB of bf16 per second of encoding (root included), of decoding and verifying, of applying, and of the history. Waits:
-for nothing; other work on the cores shows, so take all of them.
+Adam). Out: GB of bf16 per second of encoding (root included), of decoding and verifying, of that with applying, of applying, and of
+the history; by the clock, and per second of a core, on which other work shows less. Waits: for nothing; take all cores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +30,8 @@ _DEVIATION = 0.02
 _SHARE = 0.012
 """Of the weights with the exponent of 2 ** -7 that a step changes; each halving doubles it."""
 _GIGA = 1e9
+Seconds = dict[str, tuple[float, float]]
+"""Of each part of a round: by the clock, and of the cores together."""
 _Result = TypeVar("_Result")
 
 
@@ -42,13 +44,13 @@ def main(arguments: Sequence[str]) -> int:
 def measure(threads: Sequence[int], rounds: int, layers: int, vocabulary: int = _VOCABULARY) -> dict[str, Any]:
     """GB/s per number of threads; the first round warms up."""
     generator = np.random.default_rng(0)
-    versions = [start(generator, layers, vocabulary)]
+    versions = [_start(generator, layers, vocabulary)]
     for _ in range(2):
-        versions.append(next_version(generator, versions[-1]))
+        versions.append(_step(generator, versions[-1]))
     history, (before, base, target) = History(), versions
     first = encode(before, base, history)
     history.advance(first.moves, first.target_root)
-    samples: dict[int, list[dict[str, float]]] = {count: [] for count in threads}
+    samples: dict[int, list[Seconds]] = {count: [] for count in threads}
     payloads = set()
     for _ in range(rounds + 1):
         for count in threads:
@@ -62,38 +64,41 @@ def measure(threads: Sequence[int], rounds: int, layers: int, vocabulary: int = 
         "ratio": full_bytes / len(next(iter(payloads))),
         "payloads_equal": len(payloads) == 1,
         "rounds": rounds,
-        "gb_s": {
-            count: {name: summarise([full_bytes / _GIGA / each[name] for each in found[1:]]) for name in found[0]}
-            for count, found in samples.items()
-        },
+        **{kind: _speeds(samples, number, full_bytes) for number, kind in enumerate(("gb_s", "gb_cpu_s"))},
+    }
+
+
+def _speeds(samples: Mapping[int, list[Seconds]], number: int, full_bytes: int) -> dict[int, dict[str, Any]]:
+    return {
+        count: {name: summarise([full_bytes / _GIGA / each[name][number] for each in found[1:]]) for name in found[0]}
+        for count, found in samples.items()
     }
 
 
 def show(figures: dict[str, Any]) -> None:
     """A row per number of threads."""
-    speeds = figures["gb_s"]
-    steps = [*next(iter(speeds.values()))]
-    title = (
-        f"{figures['num_weights']:,} weights, {figures['ratio']:.0f} times smaller; GB of bf16 a second by the clock"
-    )
-    rows = [[count, *(f"{found[step]['median']:.2f}" for step in steps)] for count, found in speeds.items()]
-    print_table(title, ["threads", *steps], rows)
+    for kind, words in (("gb_s", "by the clock"), ("gb_cpu_s", "of a core")):
+        speeds = figures[kind]
+        steps = [*next(iter(speeds.values()))]
+        size = f"{figures['num_weights']:,} weights, {figures['ratio']:.0f} times smaller"
+        rows = [[count, *(f"{found[step]['median']:.2f}" for step in steps)] for count, found in speeds.items()]
+        print_table(f"{size}; GB of bf16 a second {words}", ["threads", *steps], rows)
 
 
-def _round(base: Tensors, target: Tensors, history: History) -> tuple[dict[str, float], bytes]:
+def _round(base: Tensors, target: Tensors, history: History) -> tuple[Seconds, bytes]:
     received = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in base.items()}
     root, past = root_of(base), history.copy()
-    encode_seconds, encoded = timed(lambda: encode(base, target, history))
+    encode_seconds, encoded = _timed(lambda: encode(base, target, history))
     manifest = manifest_of(encoded, root, history.digest)
-    decode_seconds, staged = timed(lambda: stage(received, manifest, encoded.payload, past, base_root=root))
-    apply_seconds, _ = timed(lambda: apply_staged(received, staged))
-    history_seconds, _ = timed(lambda: past.advance(staged.moves, staged.target_root))
+    decode_seconds, staged = _timed(lambda: stage(received, manifest, encoded.payload, past, base_root=root))
+    apply_seconds, _ = _timed(lambda: apply_staged(received, staged))
+    history_seconds, _ = _timed(lambda: past.advance(staged.moves, staged.target_root))
     seconds = {"encode": encode_seconds, "decode and verify": decode_seconds, "apply": apply_seconds}
-    return {**seconds, "history": history_seconds}, encoded.payload
+    both = (decode_seconds[0] + apply_seconds[0], decode_seconds[1] + apply_seconds[1])
+    return {**seconds, "decode, verify and apply": both, "history": history_seconds}, encoded.payload
 
 
-def start(generator: np.random.Generator, layers: int, vocabulary: int) -> Tensors:
-    """The first version: tensors shaped as those of a small policy."""
+def _start(generator: np.random.Generator, layers: int, vocabulary: int) -> Tensors:
     shapes = {"embed": (vocabulary, _HIDDEN)}
     for layer in range(layers):
         of_layer = {
@@ -108,8 +113,7 @@ def start(generator: np.random.Generator, layers: int, vocabulary: int) -> Tenso
     return tensors
 
 
-def next_version(generator: np.random.Generator, tensors: Tensors) -> Tensors:
-    """The next version: about 1% of the weights moved, small ones more often."""
+def _step(generator: np.random.Generator, tensors: Tensors) -> Tensors:
     stepped = {}
     for name, tensor in tensors.items():
         words = tensor.data.view("<u2")
@@ -119,11 +123,10 @@ def next_version(generator: np.random.Generator, tensors: Tensors) -> Tensors:
     return stepped
 
 
-def timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
-    """Seconds by the clock, and the result."""
-    started = time.perf_counter()
+def _timed(call: Callable[[], _Result]) -> tuple[tuple[float, float], _Result]:
+    clock, cores = time.perf_counter(), time.process_time()
     result = call()
-    return time.perf_counter() - started, result
+    return (time.perf_counter() - clock, max(time.process_time() - cores, 1e-9)), result
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

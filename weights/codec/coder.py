@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from weights.codec.kernels import (
     BUCKET_BITS,
-    CLASS_BITS,
     FRESH,
     LIMIT,
     NUM_BUCKETS,
@@ -41,7 +40,8 @@ _STATE_MASK = NUM_STATES - 1
 _CLASS_MASK = np.uint64(NUM_CLASSES - 1)
 _ROW = np.uint64(NUM_TOKENS + 1)
 _LAST_FACTOR, _NO_FACTOR = 15, 16
-_STATE_WORDS = 2
+STATE_WORDS = 2
+"""Words with which a block begins."""
 
 
 def _survival() -> npt.NDArray[np.uint32]:
@@ -157,12 +157,13 @@ def count_changes(
     agreed: Words,
     used: Words,
 ) -> None:
-    """Count one run of 64 weights of every `stride`: per (level, class, state) all weights and those that change, and of these per
-    (agreement, direction) and per (class, token); int64, all flat.
+    """Count, in one run of 256 weights of every `stride`, what `fit` needs; int64, all flat.
+
+    Per (level, class, state) all weights, and those that change; of these per (agreement, direction), and per (class, token).
     """
     width, columns = np.uint64(old.itemsize * 8), np.uint64(column_codes.size)
-    for start in range(0, old.size, 64 * stride):
-        for number in range(start, min(start + 64, old.size)):
+    for start in range(0, old.size, 256 * stride):
+        for number in range(start, min(start + 256, old.size)):
             place, level = np.uint64(number), np.int64(0)
             row_code, column_code = _NO_FACTOR, _NO_FACTOR
             if column_codes.size > 0:
@@ -238,8 +239,7 @@ def code_block(
         context = np.uint64(contexts[place] >> shift & mask)
         symbol = (context >> np.uint64(class_bits) & _CLASS_MASK) * _ROW + np.uint64(token)
         same = np.uint64(agreement[direction])
-        sign_start = np.uint64(0) if expected == is_down else same
-        sign_freq = same if expected == is_down else (_ONE << _TABLE) - same
+        _, sign_start, sign_freq = side_of(np.uint64(0) if expected == is_down else same << _TABLE, same)
         start = (sign_start << _TABLE) + sign_freq * np.uint64(rows[symbol])
         freq = sign_freq * np.uint64(rows[symbol + _ONE] - rows[symbol])
         if state >= freq << np.uint64(63 - SCALE_BITS):
@@ -285,6 +285,29 @@ def find_time(slot: np.uint64) -> np.uint64:
 
 
 @compiled
+def side_of(slot: np.uint64, same: np.uint64) -> Any:
+    """Whether a change goes in the expected direction, which has the probability `same`; where that begins, and its width."""
+    agrees = (slot >> _TABLE) < same
+    return agrees, np.uint64(0) if agrees else same, same if agrees else (_ONE << _TABLE) - same
+
+
+@compiled
+def distance_of(token: np.uint64, state: np.uint64) -> Any:
+    """(distance, number of extra bits, which are the lowest of the state)."""
+    if token < np.uint64(NUM_PLAIN_TOKENS):
+        return token + _ONE, np.uint64(0)
+    bits = ((token - np.uint64(NUM_PLAIN_TOKENS)) >> _ONE) + _ONE
+    return ((np.uint64(2) + (token & _ONE)) << bits | state & ((_ONE << bits) - _ONE)) + _ONE, bits
+
+
+@compiled
+def moved_by(old: Any, size: np.uint64, is_down: bool, width: np.uint64, is_float: bool) -> np.uint64:
+    """The word at a distance from another one."""
+    before = ordinal(np.uint64(old), width, is_float)
+    return ordinal((before - size if is_down else before + size) & ((_ONE << width) - _ONE), width, is_float)
+
+
+@compiled
 def decode_block(
     old: Words,
     states: Bytes,
@@ -296,6 +319,7 @@ def decode_block(
     mask: Any,
     class_bits: int,
     hazards: Words,
+    runs: Words,
     agreement: Words,
     rows: Words,
     origin: int,
@@ -307,44 +331,30 @@ def decode_block(
     """Decode one block: fill `places`, `words` and `moved_down`, one item per change.
 
     `old`, `states` and `contexts` are the block's own; its first weight is number `origin` of the tensor. A weight's hazard is
-    `hazards[context >> shift & mask]`; that index >> `class_bits` ends in its class. `agreement` has, per direction context, the
+    `hazards[context >> shift & mask]`; that index >> `class_bits` ends in its class. `runs`
+    are those of `sum_runs`. `agreement` has, per direction context, the
     probability that a change has the expected direction, in units of 2**-TABLE_BITS; `rows` has, per class, the cumulative
-    frequencies of its tokens; `coded` are the block's words. False: they are not a valid block.
+    frequencies of its tokens; `coded` are the block's words, at least STATE_WORDS. False: they are not a valid block.
     """
     width = np.uint64(old.itemsize * 8)
-    everything = (_ONE << width) - _ONE
-    if coded.size < _STATE_WORDS:
-        return False
-    whole = np.uint64(old.size) // _RUN
-    runs, touched = np.empty(whole + _ONE, np.uint64), np.uint8(0)
-    for number in range(whole):
-        run, first = np.uint32(0), np.uint64(number) * _RUN
-        touched |= states[first]  # in order, so that the memory is not waited for below
-        for offset in range(_RUN):  # a fixed number, so that the compiler vectorises it
-            run += hazards[np.uint64(contexts[first + offset] >> shift & mask)]
-        runs[np.uint64(number)] = np.uint64(run)
-    runs[whole] = (np.uint64(0xFFFFFFFFFFFFFFFF) >> _ONE) - np.uint64(touched)  # no change is sought behind the last run
-    state, used = np.uint64(coded[0]) | np.uint64(coded[1]) << _WORD, np.uint64(_STATE_WORDS)
+    state, used = np.uint64(coded[0]) | np.uint64(coded[1]) << _WORD, np.uint64(STATE_WORDS)
     limit, last, end = np.uint64(LIMIT), np.uint64(old.size), np.uint64(coded.size) - _ONE
     start_of_block, columns = np.uint64(origin), np.uint64(column_codes.size)
     escape_start = np.uint64(BOUNDS[NUM_BUCKETS])
     escape_freq = (_ONE << _SCALE) - escape_start
-    # Time since the start of the block: before the run, after the last change or escape, and when the next change is.
-    number, before_run, since, place = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+    # Time since the start of the block: before the run, and after the last change or escape.
+    number, before_run, since = np.uint64(0), np.uint64(0), np.uint64(0)
     for index in range(places.size):
         slot = state & _SCALE_MASK
-        while slot >= escape_start:
-            if used > end + _ONE:
-                return False
+        while slot >= escape_start and used <= end + _ONE:
             state, used = refill(escape_freq * (state >> _SCALE) + slot - escape_start, coded[min(used, end)], used)
             since += limit
             slot = state & _SCALE_MASK
-        sought = since + find_time(slot)
+        sought = since + find_time(min(slot, escape_start - _ONE))
         while before_run + runs[number] <= sought:
             before_run += runs[number]
             number += _ONE
-        time, place = before_run, number * _RUN
-        hazard = np.uint64(0)
+        time, place, hazard = before_run, number * _RUN, np.uint64(0)
         while place < last:
             hazard = np.uint64(hazards[np.uint64(contexts[place] >> shift & mask)])
             if time + hazard > sought:
@@ -362,26 +372,19 @@ def decode_block(
             row_code = np.int64(row_codes[(start_of_block + place) // columns])
             column_code = np.int64(column_codes[(start_of_block + place) % columns])
         direction, expected = direction_of(states[place], row_code, column_code)
-        same, slot = np.uint64(agreement[direction]), state & _SCALE_MASK
-        agrees = (slot >> _TABLE) < same
-        sign_start = np.uint64(0) if agrees else same
-        sign_freq = same if agrees else (_ONE << _TABLE) - same
-        kind = np.uint64(contexts[place] >> shift & mask) >> np.uint64(class_bits) & _CLASS_MASK
-        rest, token = slot - (sign_start << _TABLE), kind * _ROW
-        while sign_freq * np.uint64(rows[token + _ONE]) <= rest:  # no division: the token is mostly the first
-            token += _ONE
-        freq = sign_freq * np.uint64(rows[token + _ONE] - rows[token])
-        state = freq * (state >> _SCALE) + rest - sign_freq * np.uint64(rows[token])
+        slot = state & _SCALE_MASK
+        agrees, sign_start, sign_freq = side_of(slot, np.uint64(agreement[direction]))
+        first = (np.uint64(contexts[place] >> shift & mask) >> np.uint64(class_bits) & _CLASS_MASK) * _ROW
+        rest, symbol = slot - (sign_start << _TABLE), first
+        while sign_freq * np.uint64(rows[symbol + _ONE]) <= rest:  # no division: the token is mostly the first
+            symbol += _ONE
+        freq = sign_freq * np.uint64(rows[symbol + _ONE] - rows[symbol])
+        state = freq * (state >> _SCALE) + rest - sign_freq * np.uint64(rows[symbol])
         state, used = refill(state, coded[min(used, end)], used)
-        token -= kind * _ROW
-        size = token + _ONE
-        if token >= np.uint64(NUM_PLAIN_TOKENS):
-            bits = ((token - np.uint64(NUM_PLAIN_TOKENS)) >> _ONE) + _ONE
-            size = ((np.uint64(2) + (token & _ONE)) << bits | state & ((_ONE << bits) - _ONE)) + _ONE
+        size, bits = distance_of(symbol - first, state)
+        if bits:
             state, used = refill(state >> bits, coded[min(used, end)], used)
-        is_down = expected == agrees
-        before = ordinal(np.uint64(old[place]), width, is_float)
         places[index] = start_of_block + place
-        words[index] = ordinal((before - size if is_down else before + size) & everything, width, is_float)
-        moved_down[index] = is_down
+        moved_down[index] = expected == agrees
+        words[index] = moved_by(old[place], size, expected == agrees, width, is_float)
     return bool(used == end + _ONE and state == _FIRST)

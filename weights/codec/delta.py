@@ -190,7 +190,8 @@ def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: Samp
         return _smallest(held.old, after, count_changes(held.old, after))
     head, content, moves = coder.code(held, after, sample)
     num_changed = moves.places.size
-    other = _smallest(held.old, after, num_changed) if num_changed > _DENSE_FROM * after.size else _raw(after, num_changed)
+    is_dense = num_changed > _DENSE_FROM * after.size
+    other = _smallest(held.old, after, num_changed) if is_dense else _raw(after, num_changed)
     is_smaller = head.num_bytes <= other.head.num_bytes
     return _Way(head, content, num_changed, moves=moves) if is_smaller else other
 

@@ -72,34 +72,51 @@ def find_changes(
     and `gaps` (uint64) have one more element than `old`: no bounds are checked.
     """
     count, now, free = np.uint64(0), np.uint64(0), np.uint64(0)
-    size, step = np.uint64(old.size), _RUN * np.uint64(old.itemsize) // np.uint64(8)
-    first, eight = np.uint64(0), np.uint64(0)
-    while first < size:
-        end = min(first + _RUN, size)
-        is_whole = end - first == _RUN
-        flips = np.uint64(1)
-        if is_whole:  # not in a loop, which would take longer than what it does
-            flips = old_eights[eight] ^ new_eights[eight] | old_eights[eight + _ONE] ^ new_eights[eight + _ONE]
-            if step > _TWO:
-                at = eight + _TWO
-                flips |= old_eights[at] ^ new_eights[at] | old_eights[at + _ONE] ^ new_eights[at + _ONE]
-            if step > _FOUR:
-                for offset in range(_FOUR):
-                    flips |= old_eights[eight + _FOUR + offset] ^ new_eights[eight + _FOUR + offset]
+    whole, step = np.uint64(old.size) // _RUN, _RUN * np.uint64(old.itemsize) // np.uint64(8)
+    for number in range(whole):
+        first, eight = np.uint64(number) * _RUN, np.uint64(number) * step
+        # Not in a loop, which would take longer than what it does.
+        flips = old_eights[eight] ^ new_eights[eight] | old_eights[eight + _ONE] ^ new_eights[eight + _ONE]
+        if step > _TWO:
+            at = eight + _TWO
+            flips |= old_eights[at] ^ new_eights[at] | old_eights[at + _ONE] ^ new_eights[at + _ONE]
+        if step > _FOUR:
+            for offset in range(_FOUR):
+                flips |= old_eights[eight + _FOUR + offset] ^ new_eights[eight + _FOUR + offset]
         if flips == 0:
             run = np.uint32(0)
             for offset in range(_RUN):  # a fixed number, so that the compiler vectorises it
                 run += hazards[np.uint64(contexts[first + offset] >> shift & mask)]
             now += np.uint64(run)
-        else:
-            for at in range(first, end):
-                is_changed = old[at] != new[at]
-                places[count], gaps[count] = at, now - free
-                now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])
-                free = now if is_changed else free
-                count += np.uint64(is_changed)
-        first, eight = end, eight + step
+            continue
+        for offset in range(_RUN):  # as below, but a fixed number
+            at = first + offset
+            is_changed = old[at] != new[at]
+            places[count], gaps[count] = at, now - free
+            now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])
+            free = now if is_changed else free
+            count += np.uint64(is_changed)
+    for at in range(whole * _RUN, np.uint64(old.size)):
+        is_changed = old[at] != new[at]
+        places[count], gaps[count] = at, now - free
+        now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])
+        free = now if is_changed else free
+        count += np.uint64(is_changed)
     return int(count)
+
+
+@compiled
+def sum_runs(contexts: Words, shift: Any, mask: Any, hazards: Words) -> Any:
+    """The time of every 16 weights, uint64; the last item stands for those that are left, and is longer than any gap."""
+    whole = np.uint64(contexts.size) // _RUN
+    runs = np.empty(whole + _ONE, np.uint64)
+    for number in range(whole):
+        run, first = np.uint32(0), np.uint64(number) * _RUN
+        for offset in range(_RUN):  # a fixed number, so that the compiler vectorises it
+            run += hazards[np.uint64(contexts[first + offset] >> shift & mask)]
+        runs[np.uint64(number)] = np.uint64(run)
+    runs[whole] = np.uint64(1 << 63)
+    return runs
 
 
 @compiled

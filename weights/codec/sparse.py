@@ -41,7 +41,7 @@ WIDEST = 4
 """Bytes of a word, at most."""
 MOST_WORDS = 1 << 32
 """The most words of a tensor: places are 32 bits."""
-_SAMPLE = 1 << 20
+_SAMPLE = 1 << 21
 """About how many weights of a version are counted."""
 LINE_BYTES = 64
 """Bytes that the memory reads for one change."""
@@ -109,7 +109,8 @@ class Encoder:
         sample = self._counted(known, new, NO_FACTORS)
         has_history = bool((sample.counts.seen.indices & (kernels.NUM_STATES - 1)).any())
         is_dense = sample.num_changed > _DENSE_ENOUGH * known.old.size
-        if (has_history and not is_dense) or not (_is_matrix(known) and is_worth_trying(known.shape, sample.num_changed)):
+        can_pay = _is_matrix(known) and is_worth_trying(known.shape, sample.num_changed)
+        if not can_pay or (has_history and not is_dense):
             return sample
         moves = _moves(known, new)
         factors = fit_factors(known.shape, moves.places, moves.moved_down, known.states[moves.places] == 0)
@@ -135,7 +136,10 @@ class Encoder:
             block = slice(origin, origin + BLOCK)
             old, here, states = known.old[block], new[block], known.states[block]
             contexts = _block_contexts(known, origin, factors, model)
-            room = self._free_room.pop() if self._free_room else _Room.empty()
+            try:
+                room = self._free_room.pop()
+            except IndexError:  # every other thread is using its own
+                room = _Room.empty()
             count = kernels.find_changes(old, here, _eights(old), _eights(here), *contexts, hazards, *room)
             places, gaps, moved_down = room.places[:count].copy(), room.gaps[:count].copy(), np.empty(count, np.uint8)
             self._free_room.append(room)
@@ -183,10 +187,11 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
         if part.start == part.stop and code.start == code.stop:
             return
         block = slice(number * BLOCK, (number + 1) * BLOCK)
-        if not coder.decode_block(
-            old[block], known.states[block], is_float, *factors, *_block_contexts(known, block.start, factors, model),
-            model.class_bits, hazards, model.agreement, rows, block.start, coded[code], places[part], words[part],
-            moved_down[part],
+        contexts = _block_contexts(known, block.start, factors, model)
+        runs = kernels.sum_runs(*contexts, hazards)
+        if code.stop - code.start < coder.STATE_WORDS or not coder.decode_block(
+            old[block], known.states[block], is_float, *factors, *contexts, model.class_bits, hazards, runs,
+            model.agreement, rows, block.start, coded[code], places[part], words[part], moved_down[part],
         ):  # fmt: skip
             raise corrupt(f"the words of block {number} do not end where its changes do", known.name)
 

@@ -312,6 +312,28 @@ def test_a_tensor_that_moves_far_more_than_its_kind_elsewhere_can_be_read() -> N
     round_trip(base, {"lively": tensor_of(target_lively), "still": tensor_of(target_still)})
 
 
+def test_what_a_sample_did_not_show_has_a_code_too() -> None:
+    old = np.full(2**22, 0x3C00, "<u2")
+    new = old.copy()
+    new[::97] += 1
+    # Of every 512 weights the first 256 are counted.
+    new[[300, 2**21 + 400]] = 0xFFFF, 0x8000
+    old[2**20 + 300 : 2**20 + 400] = new[2**20 + 300 : 2**20 + 400] = 0x7F00
+    new[2**20 + 350] -= 9
+    encoded = round_trip({"weight": tensor_of(old)}, {"weight": tensor_of(new)})
+    assert heads_of(encoded)[0].way == SPARSE
+    assert encoded.num_changed == np.count_nonzero(old != new)
+
+
+def test_one_change_beside_what_is_counted_is_sent() -> None:
+    base = {"weight": tensor_of(np.zeros(2**22, "<u2"))}
+    target = copied(base)
+    target["weight"].data.view("<u2")[2**22 - 1] = 7
+    encoded = round_trip(base, target)
+    assert (encoded.num_changed, heads_of(encoded)[0].way) == (1, SPARSE)
+    assert len(encoded.payload) < 500
+
+
 def test_bytes_and_changes_are_the_same_with_any_number_of_threads() -> None:
     random = np.random.default_rng(0)
     base = {f"layer.{n}": tensor_of(random.normal(0, 0.02, (1200, 700)).astype("<f4")) for n in range(3)}

@@ -295,6 +295,12 @@ def test_escapes_without_end(case: Case) -> None:
     assert case.refused(payload).code == "corrupt_payload"
 
 
+def test_a_block_with_fewer_words_than_it_begins_with(case: Case) -> None:
+    old = case.header[2][WEIGHT]
+    payload = close_payload(with_head(case.header, [1, 4, 0, [1], [1], 0, []]), case.bodies[:4] + case.bodies[old[1] :])
+    assert case.refused(payload).code == "corrupt_payload"
+
+
 def test_words_of_eight_bytes_do_not_travel_as_changes() -> None:
     base = {"wide": Tensor("F64", (64,), np.zeros(512, np.uint8))}
     changed = base["wide"].data.copy()

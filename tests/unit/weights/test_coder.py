@@ -1,3 +1,4 @@
+import itertools
 import math
 from typing import Any
 
@@ -22,7 +23,7 @@ def hazards_of(seed: int) -> Words:
 
 
 def even_rows() -> Words:
-    return np.tile(np.arange(kernels.NUM_TOKENS + 1, dtype=np.uint16) * 64, (kernels.NUM_CLASSES, 1))
+    return np.tile(np.arange(kernels.NUM_TOKENS + 1, dtype=np.uint16) * 64, kernels.NUM_CLASSES)
 
 
 class Block:
@@ -41,20 +42,26 @@ class Block:
         distances = random.integers(1, 2 ** (8 * width), len(places), dtype=np.uint64).astype(self.old.dtype)
         self.new[self.places] += np.where(random.random(len(places)) < 0.5, distances, 1).astype(self.old.dtype)
 
+    @property
+    def model(self) -> tuple[Any, ...]:
+        """What both directions are told of the contexts."""
+        mask = np.uint16(NUM_CONTEXTS - 1)
+        return self.contexts, np.uint16(0), mask, kernels.CLASS_BITS, self.hazards, self.agreement, self.rows
+
     def code(self) -> Words:
-        count = self.places.size
-        directions, extras = np.empty(count, np.uint16), np.empty(count, np.uint32)
-        self.moved_down, agrees, tokens, num_extras = np.empty((4, count), np.uint8)
-        coder.describe_changes(
-            self.old, self.new, self.states, True, self.places, *NO_FACTORS, directions, self.moved_down, agrees, tokens,
-            extras, num_extras,
+        size = self.old.size
+        places, gaps = np.empty(size + 1, np.uint32), np.empty(size + 1, np.uint64)
+        whole = size - size % (8 // self.old.itemsize)
+        count = kernels.find_changes(
+            self.old, self.new, self.old[:whole].view("<u8"), self.new[:whole].view("<u8"), *self.model[:3],
+            self.hazards, places, gaps,
         )  # fmt: skip
-        gaps = np.empty(count, np.uint64)
-        kernels.measure_gaps(self.contexts, self.hazards, self.places, 2**18, gaps)
-        out = np.zeros(3 * count + int((gaps // kernels.LIMIT).sum()) // 4 + 8, np.uint32)
+        assert places[:count].tolist() == self.places.tolist()
+        self.moved_down = np.empty(count, np.uint8)
+        out = np.zeros(3 * count + int((gaps[:count] // kernels.LIMIT).sum()) // 4 + 8, np.uint32)
         length = coder.code_block(
-            gaps, self.contexts[self.places], directions, agrees, tokens, extras, num_extras, self.hazards, coder.BOUNDS,
-            self.agreement, self.rows, out,
+            self.old, self.new, self.states, True, *NO_FACTORS, *self.model, 0, places[:count], gaps[:count],
+            self.moved_down, out,
         )  # fmt: skip
         assert length <= out.size
         return out[out.size - length :]
@@ -63,10 +70,21 @@ class Block:
         count = self.places.size if count is None else count
         places, words = np.zeros(count, np.uint32), np.zeros(count, self.old.dtype)
         moved_down = np.zeros(count, np.uint8)
+        runs = kernels.sum_runs(*self.model[:3], self.hazards)
         is_whole = coder.decode_block(
-            self.old, self.states, True, *NO_FACTORS, self.contexts, self.hazards, coder.BOUNDS, coder.FINDER,
-            self.agreement, self.rows, 0, coded, places, words, moved_down,
-        )  # fmt: skip
+            self.old,
+            self.states,
+            True,
+            *NO_FACTORS,
+            *self.model[:5],
+            runs,
+            *self.model[5:],
+            0,
+            coded,
+            places,
+            words,
+            moved_down,
+        )
         return bool(is_whole), places, words, moved_down
 
 
@@ -104,7 +122,7 @@ def test_code_takes_about_as_many_bits_as_the_model_tells() -> None:
     changed = random.random(2**17) < -math.expm1(-0.02)
     block.places = np.flatnonzero(changed).astype(np.uint32)
     block.new = block.old + changed.astype("<u2")
-    block.rows[:] = np.where(np.arange(65) == 0, 0, 4096)
+    block.rows[:] = np.tile(np.where(np.arange(65) == 0, 0, 4096), 256)
     block.agreement[:] = 2048
     p = -math.expm1(-0.02)
     entropy = -p * math.log2(p) - (1 - p) * math.log2(1 - p) + p
@@ -116,8 +134,6 @@ def test_code_that_is_too_short_too_long_or_of_another_count_is_not_whole() -> N
     coded = block.code()
     assert block.decode(coded)[0]
     for wrong in (
-        coded[:0],
-        coded[:1],
         coded[:2],
         coded[:-1],
         np.append(coded, np.uint32(0)),
@@ -145,13 +161,9 @@ def test_the_bounds_are_those_of_a_poisson_process() -> None:
     exact = -np.expm1(-np.arange(65) / 16) * 2**24
     assert np.abs(coder.BOUNDS - exact).max() < 1
     for slot in [0, 1, 2, 65535, 65536, 10**6, int(coder.BOUNDS[64]) - 1, *coder.BOUNDS[:64].tolist()]:
-        time = int(coder.find_time(np.uint64(slot), coder.BOUNDS, coder.FINDER))
-        assert (
-            coder.cumulative(np.uint64(time), coder.BOUNDS)
-            <= slot
-            < coder.cumulative(np.uint64(time + 1), coder.BOUNDS)
-        )
-        assert int(coder.cumulative(np.uint64(time), coder.BOUNDS)) == format_coder.cumulative(time)
+        time = int(coder.find_time(np.uint64(slot)))
+        assert coder.cumulative(np.uint64(time)) <= slot < coder.cumulative(np.uint64(time + 1))
+        assert int(coder.cumulative(np.uint64(time))) == format_coder.cumulative(time)
 
 
 @each_case("size", [1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 255, 256, 257, 2**15, 2**16 - 1, 2**31])
@@ -175,13 +187,38 @@ def test_floats_are_in_order_and_minus_zero_is_just_below_zero() -> None:
 
 
 def test_factors_speak_where_the_history_does_not() -> None:
-    rows, columns = np.array([0b1111, 0b0001], np.uint8), np.array([0b0101, 0b1011], np.uint8)
+    rows, columns = [0b1111, 0b0001], [0b0101, 0b1011]
     for state in [0, *(state for state in range(256) if state & 7 and state >> 3 & 15)]:
-        for place in range(4):
-            context, is_down = coder.direction_of(place, np.uint8(state), rows, columns)
-            says = rows[place // 2] >> 3 ^ columns[place % 2] >> 3
-            level = (int(rows[place // 2] & 7) + int(columns[place % 2] & 7)) >> 1
+        for row, column in itertools.product(rows, columns):
+            context, is_down = coder.direction_of(np.uint8(state), row, column)
+            level = ((row & 7) + (column & 7)) >> 1
             assert kernels.NUM_STATES + 32 * level <= context < kernels.NUM_STATES + 32 * (level + 1)
-            assert is_down == (says == 1 if state == 0 else state >> 7 == 1)
-            plain, is_down = coder.direction_of(place, np.uint8(state), *NO_FACTORS)
-            assert (plain, is_down) == (state & 127, state >> 7 == 1)
+            assert is_down == ((row ^ column) >> 3 == 1 if state == 0 else state >> 7 == 1)
+            assert coder.direction_of(np.uint8(state), 16, 16) == (state & 127, state >> 7 == 1)
+
+
+@each_case("width", [1, 2, 4])
+def test_what_is_counted_is_what_differs_by_class_state_direction_and_token(width: int) -> None:
+    block = Block(5, 700, list(range(3, 700, 7)), width=width)
+    counts = [
+        np.zeros(size, np.int64)
+        for size in (NUM_CONTEXTS, NUM_CONTEXTS, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
+    ]
+    coder.count_changes(block.old, block.new, block.states, True, *NO_FACTORS, 3, 15, 1, *counts)
+    contexts = (block.old.astype(int) >> 3 & 15) << kernels.CLASS_BITS | (block.states & 127)
+    assert np.array_equal(counts[0], np.bincount(contexts, minlength=NUM_CONTEXTS))
+    assert np.array_equal(counts[1], np.bincount(contexts[block.old != block.new], minlength=NUM_CONTEXTS))
+    assert counts[2].sum() == counts[3].sum() == block.places.size
+    every_second = [np.zeros_like(count) for count in counts]
+    coder.count_changes(block.old, block.new, block.states, True, *NO_FACTORS, 3, 15, 2, *every_second)
+    assert every_second[0].sum() == 256 + 700 - 512
+
+
+def test_gaps_are_the_time_since_the_change_before() -> None:
+    block = Block(6, 333, [0, 1, 40, 332])
+    places, gaps = np.empty(334, np.uint32), np.empty(334, np.uint64)
+    eights = [words[:332].view("<u8") for words in (block.old, block.new)]
+    count = kernels.find_changes(block.old, block.new, *eights, *block.model[:3], block.hazards, places, gaps)
+    times = block.hazards[block.contexts].astype(int)
+    assert places[:count].tolist() == [0, 1, 40, 332]
+    assert gaps[:count].tolist() == [0, 0, times[2:40].sum(), times[41:332].sum()]

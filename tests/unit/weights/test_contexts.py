@@ -3,6 +3,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from contracts.errors import WeightsRefused
@@ -10,9 +11,11 @@ from tests.each_case import each_case
 from tests.unit.weights import format_coder
 from tests.unit.weights.bits import WIDTHS, tensor_like
 from tests.unit.weights.examples import refused
+from weights.codec import kernels
 from weights.codec.contexts import (
     ANY,
     LARGEST_SCALE,
+    PLAIN,
     SPECS,
     ChangeCounts,
     Model,
@@ -32,7 +35,6 @@ from weights.codec.kernels import (
     TABLE_BITS,
     TIME_BITS,
 )
-from weights.codec.sparse import BaseTensor, find_contexts
 from weights.tensors import Tensor, words_of
 
 TOKENS = ((0, ((0, 4096),)),)
@@ -49,7 +51,13 @@ def no_evidence() -> ChangeCounts:
 
 
 def hazard(model: Model, kind: int, state: int) -> int:
-    return int(model.hazards[kind << CLASS_BITS | state])
+    return int(model.hazards[kind << model.class_bits | (state if model.class_bits else 0)])
+
+
+def contexts_of(dtype: str, words: npt.NDArray[Any], states: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint16]:
+    spec, contexts = SPECS.get(dtype, PLAIN), np.empty(words.size, np.uint16)
+    kernels.find_contexts(words, states, np.uint32(spec.shift), np.uint32(spec.mask), contexts)
+    return contexts
 
 
 @each_case("dtype", [*(dtype for dtype, width in WIDTHS.items() if width in {1, 2, 4}), "U16"])
@@ -59,11 +67,11 @@ def test_the_class_of_a_float_is_its_exponent_and_the_sign_does_not_count(dtype:
     )
     words = words_of(tensor)
     states = np.random.default_rng(0).integers(0, 256, words.size).astype(np.uint8)
-    contexts = find_contexts(BaseTensor("w", dtype, tensor.shape, words, states))
+    contexts = contexts_of(dtype, words, states)
     assert (contexts >> CLASS_BITS).tolist() == [format_coder.class_of(dtype, word) for word in words.tolist()]
     assert (contexts & (NUM_STATES - 1)).tolist() == (states & 127).tolist()
     flipped = words ^ words.dtype.type(1 << 8 * words.itemsize - 1)
-    other = find_contexts(BaseTensor("w", dtype, tensor.shape, flipped, states))
+    other = contexts_of(dtype, flipped, states)
     assert np.array_equal(contexts, other)
     assert (dtype in SPECS) == bool((contexts >> CLASS_BITS).any())
 
@@ -105,10 +113,8 @@ def test_hazards_are_scaled_by_eighths_of_octaves_within_limits(scale: int) -> N
     for kind in range(7):
         before = hazard(model, kind, 3)
         exact = min(max(before * 2 ** (scale / 8), 1), 8 << TIME_BITS)
-        assert exact * 0.9999 - 1 <= after[kind << CLASS_BITS | 3] <= exact
-    assert after.reshape(NUM_CLASSES, NUM_STATES).tolist() == format_coder.scaled(
-        model.hazards.reshape(NUM_CLASSES, NUM_STATES).tolist(), scale
-    )
+        assert exact * 0.9999 - 1 <= after[kind] <= exact
+    assert [after.tolist()] == format_coder.scaled([model.hazards.tolist()], scale)
 
 
 def test_a_scale_says_how_often_something_happened_that_was_expected() -> None:
@@ -161,6 +167,20 @@ def test_tables_are_fitted_to_what_was_seen() -> None:
     assert np.diff(model.tokens[101].astype(int))[[0, 4]].tolist() == [2048, 2048]
     # Sixteen states that say the same cost one entry.
     assert len(tables.rate_codes) <= 5
+
+
+@each_case(("often", "is_worth"), [(0.02, False), (0.03, False), (0.5, True)])
+def test_states_tell_how_soon_a_weight_changes_only_where_that_saves_much(often: float, *, is_worth: bool) -> None:
+    evidence = no_evidence()
+    evidence.seen[100, 0], evidence.changed[100, 0] = 1e6, 2e4
+    evidence.seen[100, 121], evidence.changed[100, 121] = 1e5, often * 1e5
+    evidence.tokens[100, 0] = 1e4
+    model = model_of(fit(evidence))
+    assert model.class_bits == (CLASS_BITS if is_worth else 0)
+    assert model.hazards.size == NUM_CLASSES << model.class_bits
+    shares = [-math.expm1(-hazard(model, 100, state) / (1 << TIME_BITS)) for state in (0, 121)]
+    together = (2e4 + often * 1e5) / 1.1e6
+    assert shares == pytest.approx([0.02, often] if is_worth else [together, together], rel=0.1)
 
 
 def test_nothing_seen_is_nothing_told() -> None:

@@ -91,6 +91,7 @@ def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
     before, after = json.loads(ran.stdout.splitlines()[-1])
     assert before["add_levels"] > 0, "factors were tried"
     assert before["decode_block"] == 2, "with factors and without"
+    assert before["find_contexts"] > 0, "states told how soon a weight moves"
     assert after == before
 
 
