@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from contracts.errors import WeightsRefused
+import numpy as np
+
+from contracts.errors import NotFound, WeightsRefused
 from weights.tensors import ELEMENT_BYTES, Tensor, root_of
 
 BLOCK_BYTES = 64 * 2**20
@@ -69,6 +71,22 @@ def blocks_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The tensors in blocks: views of the same memory, made when they are asked for if the tensors are. Raises as `cut`."""
     found = _Blocks(tensors)
     return {name: found[name] for name in found} if isinstance(tensors, dict) else found
+
+
+def rows_of(blocks: Mapping[str, Tensor], rows: Rows) -> Tensor:
+    """A copy of some rows of a tensor, from the blocks in which they are. Raises NotFound: they are not all here."""
+    pieces, at = list[Tensor](), rows.first
+    for block in sorted(blocks, key=lambda name: rows_in(name) or Rows(name, 0, 0)):
+        tensor = blocks[block]
+        name, first, last = rows_in(block) or Rows(block, 0, tensor.shape[0] if tensor.shape else 1)
+        if name == rows.name and first <= at < min(last, rows.last):
+            width, until = tensor.data.size // (last - first), min(last, rows.last)
+            pieces.append(tensor._replace(data=tensor.data[(at - first) * width : (until - first) * width]))
+            at = until
+    if at != rows.last or not pieces:
+        raise NotFound(f"rows {at} to {rows.last} of {rows.name!r} are not there", tensor=rows.name)
+    shape = (rows.last - rows.first, *pieces[0].shape[1:])
+    return Tensor(pieces[0].dtype, shape, np.concatenate([piece.data for piece in pieces]))
 
 
 def root_as(tensors: Mapping[str, Tensor], published: str | None) -> str:

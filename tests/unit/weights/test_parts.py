@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from contracts.errors import InvalidValue, Unavailable, WeightsRefused
+from contracts.errors import InvalidValue, NotFound, Unavailable, WeightsRefused
 from tests.each_case import each_case
 from tests.unit.weights.examples import POLICY, bf16_policy, fold, publish, refused, same, stepped
-from weights.blocks import BLOCK_BYTES, Entry, blocks_of, cut, root_as, wholes_of
+from weights.blocks import BLOCK_BYTES, Entry, Rows, blocks_of, cut, root_as, wholes_of
 from weights.codec.container import layout_of
 from weights.codec.delta import CODEC, apply_staged
 from weights.codec.history import History, Moves
@@ -21,7 +21,7 @@ from weights.replica.replica import Replica
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
 from weights.tensors import Tensor, Tensors, root_of
-from weights.versions.manifest import NO_HISTORY, Manifest, parse_manifest
+from weights.versions.manifest import NO_HISTORY, Manifest, edges_of_parts, parse_manifest
 
 
 @pytest.fixture
@@ -117,6 +117,9 @@ def test_the_root_of_large_tensors_does_not_depend_on_who_published_them(tmp_pat
         manifest = ranks.publish(1, base, target)
         roots.add(manifest.target_root)
         assert "big[32:33]" in {leaf.name for leaf in manifest.leaves}
+        ends = Rows("big", 30, 33)
+        width = base["big"].data.size // 33
+        assert store.load_rows(POLICY, 1, [ends])[ends].data.tobytes() == target["big"].data[30 * width :].tobytes()
         last = moved(target, -1)
         after = publish(store, 2, last, parent=1, base=target)  # one process continues in parts
         assert (after.base_root, len(after.parts or ())) == (manifest.target_root, 1)
@@ -145,6 +148,36 @@ def test_a_full_copy_in_parts_is_read_from_nothing(store: WeightStore, tmp_path:
     with Replica(tmp_path / "replica", store, POLICY) as replica:
         replica.bring(1)
         assert same(replica.tensors(), weights[1])
+
+
+def test_who_needs_some_rows_fetches_only_the_parts_that_hold_them(store: WeightStore) -> None:
+    weights = [bf16_policy()]
+    ranks = Ranks(store, layout_of(weights[0]), 3)
+    ranks.publish(0, {}, weights[0])
+    for version in (1, 2):
+        weights.append(stepped(weights[-1], 0.03, seed=version))
+        ranks.publish(version, weights[-2], weights[-1])
+    edges = [store.manifest(POLICY, version) for version in (0, 1, 2)]
+    needed = {edges_of_parts(edge)[0].chunks[0].blake3 for edge in edges}
+    for chunk in {chunk for edge in edges for chunk in edge.chunks if chunk.blake3 not in needed}:
+        store.remove_chunks(POLICY, [chunk.name], 1e12)
+    wanted = Rows("embed", 5, 9)
+    found = store.load_rows(POLICY, 2, [wanted])[wanted]
+    assert (found.dtype, found.shape) == ("BF16", (4, 32))
+    assert found.data.tobytes() == weights[2]["embed"].data[5 * 64 : 9 * 64].tobytes()
+    for other in (Rows("layer.0.weight", 0, 1), Rows("embed", 60, 65), Rows("no", 0, 1)):
+        with pytest.raises(NotFound):
+            store.load_rows(POLICY, 2, [other])
+
+
+def test_rows_are_read_from_versions_before_and_after_the_first_parts(store: WeightStore) -> None:
+    weights, wanted = [bf16_policy()], Rows("embed", 62, 64)
+    publish(store, 0, weights[0])
+    weights.append(stepped(weights[0], 0.03))
+    Ranks(store, layout_of(weights[0]), 2).publish(1, weights[0], weights[1])
+    for version in (0, 1):
+        found = store.load_rows(POLICY, version, [wanted])[wanted]
+        assert found.data.tobytes() == weights[version]["embed"].data[62 * 64 :].tobytes()
 
 
 def test_a_version_exists_once_its_parts_are_merged_and_every_step_can_be_repeated(store: WeightStore) -> None:
