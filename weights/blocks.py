@@ -40,7 +40,7 @@ class Whole(NamedTuple):
     blocks: tuple[str, ...]
 
 
-def rows_in(block: str) -> Rows | None:
+def rows_named(block: str) -> Rows | None:
     """Which rows a block has; None: this is the name of a tensor that is not cut."""
     found = _BLOCK.fullmatch(block)
     return None if found is None else Rows(found[1], int(found[2]), int(found[3]))
@@ -55,7 +55,7 @@ def rows_at_once(dtype: str, shape: tuple[int, ...]) -> int:
 def cut(entry: Entry) -> list[Entry]:
     """The blocks of a tensor, in order. Raises WeightsRefused: `block_name`, its name is one of a block."""
     name, dtype, shape = entry
-    if rows_in(name) is not None:
+    if rows_named(name) is not None:
         raise WeightsRefused("block_name", f"a tensor cannot have the name {name!r}, which is one of a block of rows")
     if not (step := rows_at_once(dtype, shape)):
         return [entry]
@@ -73,12 +73,12 @@ def blocks_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: found[name] for name in found} if isinstance(tensors, dict) else found
 
 
-def rows_of(blocks: Mapping[str, Tensor], rows: Rows) -> Tensor:
+def take_rows(blocks: Mapping[str, Tensor], rows: Rows) -> Tensor:
     """A copy of some rows of a tensor, from the blocks in which they are. Raises NotFound: they are not all here."""
     pieces, at = list[Tensor](), rows.first
-    for block in sorted(blocks, key=lambda name: rows_in(name) or Rows(name, 0, 0)):
+    for block in sorted(blocks, key=lambda name: rows_named(name) or Rows(name, 0, 0)):
         tensor = blocks[block]
-        name, first, last = rows_in(block) or Rows(block, 0, tensor.shape[0] if tensor.shape else 1)
+        name, first, last = rows_named(block) or Rows(block, 0, tensor.shape[0] if tensor.shape else 1)
         if name == rows.name and first <= at < min(last, rows.last):
             width, until = tensor.data.size // (last - first), min(last, rows.last)
             pieces.append(tensor._replace(data=tensor.data[(at - first) * width : (until - first) * width]))
@@ -102,7 +102,7 @@ def wholes_of(blocks: Iterable[Entry]) -> dict[str, Whole]:
     """The tensors that these blocks are, by name. Raises WeightsRefused: `parts_overlap`, `parts_gap`; `wrong_part`, they are cut otherwise."""
     groups: dict[str, list[tuple[int, int, Entry]]] = {}
     for entry in blocks:
-        rows = rows_in(entry[0])
+        rows = rows_named(entry[0])
         name, place = (entry[0], (-1, -1)) if rows is None else (rows.name, rows[1:])
         groups.setdefault(name, []).append((*place, entry))
     return {name: _whole(name, sorted(group)) for name, group in sorted(groups.items())}
@@ -139,7 +139,7 @@ class _Blocks(Mapping[str, Tensor]):
         self._last: tuple[str, Tensor] | None = None
         self._names: dict[str, Rows | None] = {}
         for name, tensor in tensors.items():
-            self._names |= {entry[0]: rows_in(entry[0]) for entry in cut((name, tensor.dtype, tuple(tensor.shape)))}
+            self._names |= {entry[0]: rows_named(entry[0]) for entry in cut((name, tensor.dtype, tuple(tensor.shape)))}
 
     def __getitem__(self, name: str) -> Tensor:
         if (rows := self._names[name]) is None:
