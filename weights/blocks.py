@@ -89,13 +89,13 @@ def take_rows(blocks: Mapping[str, Tensor], rows: Rows) -> Tensor:
     return Tensor(pieces[0].dtype, shape, np.concatenate([piece.data for piece in pieces]))
 
 
-def root_as(tensors: Mapping[str, Tensor], published: str | None) -> str:
-    """The root of these tensors: that of a version of parts if it is `published`, else `root_of`."""
-    if (root := root_of(tensors)) == published or not any(
-        rows_at_once(tensor.dtype, tensor.shape) for tensor in tensors.values()
-    ):
+def root_as(tensors: Mapping[str, Tensor], published: str | None, *, in_parts: bool = False) -> str:
+    """The root of these tensors: as a version of parts if that is `published`, else `root_of`. `in_parts`: try that first."""
+    if not any(rows_at_once(tensor.dtype, tensor.shape) for tensor in tensors.values()):
+        return root_of(tensors)
+    if not in_parts and (root := root_of(tensors)) == published:
         return root
-    return published if published is not None and root_of(blocks_of(tensors)) == published else root
+    return root if (root := root_of(blocks_of(tensors))) == published else root_of(tensors)
 
 
 def wholes_of(blocks: Iterable[Entry]) -> dict[str, Whole]:

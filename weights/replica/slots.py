@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from weights.codec.history import History
 from weights.files import make_folder_durably, read_small, write_durably
 from weights.mapped import map_safetensors
 from weights.tensors import SINGLE_FILE, Tensors
-from weights.versions.manifest import NO_HISTORY
+from weights.versions.manifest import NO_HISTORY, parse_manifest
 
 SCHEMA = 1
 _LABEL = "held.json"
@@ -99,13 +100,19 @@ class Slots:
         place = self._place(held)
         try:
             tensors = map_safetensors(self.model_of(held))
-            reason = None if (root := root_as(tensors, held.root)) == held.root else f"its tensors add up to {root}"
+            root = root_as(tensors, held.root, in_parts=self._is_in_parts(held))
+            reason = None if root == held.root else f"its tensors add up to {root}"
         except (NotFound, WeightsRefused) as error:
             reason = error.message
         if reason is not None:
             self.drop(held)
             raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
         return OpenSlot(tensors, self._history(held) if history is None else history)
+
+    def _is_in_parts(self, held: Slot) -> bool:
+        with suppress(WeightsRefused):
+            return bool(parse_manifest(self.manifest_of(held) or b"").leaves)
+        return False
 
     def _history(self, held: Slot) -> History:
         if held.history == NO_HISTORY:
