@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -157,13 +156,15 @@ class Slots:
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
-    def finish(self, held: Slot, history: History, manifest: bytes, is_durable: Callable[[], None]) -> None:
-        """Complete a slot. `is_durable` returns once its model is."""
+    def add(self, held: Slot, history: History, manifest: bytes) -> None:
+        """Write what a slot has beside its model."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
             write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
         self.keep_manifest(held, manifest)
-        is_durable()
+
+    def finish(self, held: Slot) -> None:
+        """Complete a slot whose files are durable."""
         self._fault("slot: before held.json")
         self._write_label(held)
         self._fault("slot: whole")
