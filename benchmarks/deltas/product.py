@@ -4,7 +4,7 @@ usage: python -m benchmarks.deltas.product [--parts 1,2] [--rounds N] [--layers 
 
 In: versions as those of `benchmarks.deltas.threads`. Out: GB of bf16 per second by the clock, of the codec alone (encode; stage and apply)
 and of the product (publish; bring, from the store to served), in turns; with several parts, each is published in a thread of its own.
-Waits for: the disk of the working folder, so nothing else may use it.
+Waits for: the disk of TMPDIR, so nothing else may use it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 def measure(parts: Sequence[int], rounds: int, layers: int, vocabulary: int = _VOCABULARY) -> dict[str, Any]:
     """GB/s per number of parts; 1: one process publishes as it always did."""
     generator, samples = np.random.default_rng(0), {count: list[dict[str, float]]() for count in parts}
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         worlds = [_World(Path(folder) / str(count), count) for count in parts]
         target = _start(generator, layers, vocabulary)
         full_bytes = sum(tensor.data.size for tensor in target.values())
