@@ -124,11 +124,12 @@ def _whole(name: str, group: list[tuple[int, int, Entry]]) -> Whole:
         if (other, sizes) != (dtype, (last - first, *shape[1:])) or last <= first:
             raise WeightsRefused("wrong_part", f"rows {first} to {last} of {name!r} are {other} of shape {sizes}")
         at = last
-    joined = (at, *shape[1:])
+    joined, names = (at, *shape[1:]), tuple(entry[0] for _, _, entry in group)
     step = rows_at_once(dtype, joined)
-    if not step or [first for first, _, _ in group] != [*range(0, at, step)]:
+    # Counted first: a forged shape must not fill the memory.
+    if not step or -(-at // step) != len(names) or names != tuple(entry[0] for entry in cut((name, dtype, joined))):
         raise WeightsRefused("wrong_part", f"{name!r} is not cut into blocks of {BLOCK_BYTES} bytes")
-    return Whole(dtype, joined, tuple(entry[0] for _, _, entry in group))
+    return Whole(dtype, joined, names)
 
 
 class _Blocks(Mapping[str, Tensor]):

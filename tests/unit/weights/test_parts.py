@@ -292,6 +292,8 @@ def test_a_manifest_whose_parts_do_not_add_up_is_refused(store: WeightStore) -> 
         ([("a[0:1]", "U8", (1, 2**26)), ("a[1:2]", "I8", (1, 2**26))], "wrong_part", "rows 1 to 2 of 'a' are I8"),
         ([("a[0:2]", "U8", (2, 2**26))], "wrong_part", "not cut into blocks"),
         ([("a[0:1]", "U8", (1, 2))], "wrong_part", "not cut into blocks"),
+        ([("a[0:01]", "U8", (1, 2**27))], "wrong_part", "not cut into blocks"),
+        ([(f"a[0:{10**17}]", "U8", (10**17, 1))], "wrong_part", "not cut into blocks"),
         ([("a", "U8", (2, 2**26))], "wrong_part", "not cut into blocks"),
         ([("a", "U8", (-2, 3))], "wrong_part", "cannot have the shape"),
     ],
