@@ -39,7 +39,7 @@ _SCALE_MASK = np.uint64((1 << SCALE_BITS) - 1)
 _STATE_MASK = NUM_STATES - 1
 _CLASS_MASK = np.uint64(NUM_CLASSES - 1)
 _ROW = np.uint64(NUM_TOKENS + 1)
-_LAST_FACTOR, _NO_FACTOR = 15, 16
+_LAST_FACTOR, _NO_FACTOR = 15, np.int64(16)
 STATE_WORDS = 2
 """Words with which a block begins."""
 

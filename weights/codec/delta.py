@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +54,7 @@ _DENSE_FROM = 0.12
 """Density from which sparse and dense are both tried."""
 _WIDEST_ELEMENT = 16
 _EXCHANGE_AT_ONCE = 1 << 16
-_HASH_AT_ONCE = 1 << 18
-"""Elements that are exchanged, or hashed, by one core at a time."""
+"""Elements that are exchanged by one core at a time."""
 
 
 class Encoded(NamedTuple):
@@ -232,9 +230,8 @@ def stage(
         if head.way == SPARSE and old is not None and entry[1] in models:
             before = words_of(old)
             held = BaseTensor(*entry, before, past.states(entry[0], before.size))
-            words, moves = decode_sparse(held, models[entry[1]], head, body)
-            change = TensorChange(*entry[1:], moves.places, words)
-            return _Decoded(_digest_after(before, moves.places, words), moves, change)
+            words, moves, digest = decode_sparse(held, models[entry[1]], head, body)
+            return _Decoded(digest, moves, TensorChange(*entry[1:], moves.places, words))
         change = TensorChange(*entry[1:], None, _whole(old, entry, head, body))
         return _Decoded(blake3(change.words.view(np.uint8).data).hexdigest(), None, change)
 
@@ -293,23 +290,6 @@ def _exchange(part: tuple[Words, Places, Words, Words]) -> None:
     tensor, places, words, before = part
     before[:] = tensor[places]
     tensor[places] = words
-
-
-def _digest_after(before: Words, places: Places, words: Words) -> str:
-    """The digest of a tensor once `words` stand at `places`, a piece at a time: it is never in memory as a whole."""
-    if before.size <= _HASH_AT_ONCE:
-        after = before.copy()
-        after[places] = words
-        return blake3(after.view(np.uint8).data).hexdigest()
-    hasher, room = blake3(), np.empty(_HASH_AT_ONCE, before.dtype)
-    bounds = np.searchsorted(places, np.arange(0, before.size + _HASH_AT_ONCE, _HASH_AT_ONCE)).tolist()
-    for number, (first, last) in enumerate(pairwise(bounds)):
-        start = number * _HASH_AT_ONCE
-        piece = room[: min(_HASH_AT_ONCE, before.size - start)]
-        piece[:] = before[start : start + _HASH_AT_ONCE]
-        piece[places[first:last] - np.uint32(start)] = words[first:last]
-        hasher.update(piece.view(np.uint8).data)
-    return hasher.hexdigest()
 
 
 def _alike(old: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor | None:

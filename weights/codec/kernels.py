@@ -1,7 +1,8 @@
-"""The compiled passes over all weights: find changes, find and count contexts, measure time, age a history.
+"""The compiled passes over all weights: find changes and the time between, find contexts, age a history.
 
 Arrays in, arrays out. Compiled code is cached until its own file changes, so loops here call no loop of another file, and
-loops of `coder` call none of these.
+loops of `coder` call none of these. What a loop calls takes numbers, never an array: each such call would count the owners of
+that array up and down, which took a third of the time of decoding.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ FRESH = 15
 """Versions for which a change is remembered."""
 LONGEST_STREAK = 7
 NUM_LEVELS = 8
-"""Levels: how much a weight's row and column move together. With factors a context is level << LEVEL_BITS | context."""
-LEVEL_BITS = 15
+"""Levels: how much a weight's row and column move together. With factors they stand above the context."""
 NUM_DIRECTIONS = NUM_STATES + NUM_LEVELS * 32
 """Contexts of a direction: the state, or with factors NUM_STATES + level * 32 + a group of states."""
 
@@ -96,7 +96,8 @@ def find_changes(
             now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])
             free = now if is_changed else free
             count += np.uint64(is_changed)
-    for at in range(whole * _RUN, np.uint64(old.size)):
+    for rest in range(whole * _RUN, np.uint64(old.size)):
+        at = np.uint64(rest)
         is_changed = old[at] != new[at]
         places[count], gaps[count] = at, now - free
         now += np.uint64(hazards[np.uint64(contexts[at] >> shift & mask)])

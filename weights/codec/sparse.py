@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from weights.codec import coder, kernels
 from weights.codec.container import SPARSE, TensorHead, corrupt
@@ -93,7 +95,7 @@ class Sample(NamedTuple):
     @property
     def num_changed(self) -> int:
         """About how many weights change."""
-        return round(self.counts.changed.counts.sum() * self.scale)
+        return round(int(self.counts.changed.counts.sum()) * self.scale)
 
 
 class Encoder:
@@ -141,16 +143,18 @@ class Encoder:
             except IndexError:  # every other thread is using its own
                 room = _Room.empty()
             count = kernels.find_changes(old, here, _eights(old), _eights(here), *contexts, hazards, *room)
-            places, gaps, moved_down = room.places[:count].copy(), room.gaps[:count].copy(), np.empty(count, np.uint8)
+            places, gaps, moved_down = room.places[:count], room.gaps[:count], np.empty(count, np.uint8)
+            coded = b""
+            if count:
+                out = np.empty(3 * count + int(gaps.sum()) // kernels.LIMIT // 4 + 8, np.uint32)
+                length = coder.code_block(
+                    old, here, states, bool(_spec(known.dtype).is_float), *factors, *contexts, model.class_bits, hazards,
+                    model.agreement, rows, origin, places, gaps, moved_down, out,
+                )  # fmt: skip
+                coded = out[out.size - length :].astype("<u4").tobytes()
+            places = places + np.uint32(origin)
             self._free_room.append(room)
-            if count == 0:
-                return places, moved_down, b""
-            out = np.empty(3 * count + int((gaps // kernels.LIMIT).sum()) // 4 + 8, np.uint32)
-            length = coder.code_block(
-                old, here, states, bool(_spec(known.dtype).is_float), *factors, *contexts, model.class_bits, hazards,
-                model.agreement, rows, origin, places, gaps, moved_down, out,
-            )  # fmt: skip
-            return places + np.uint32(origin), moved_down, out[out.size - length :].astype("<u4").tobytes()
+            return places, moved_down, coded
 
         blocks = each(code_block, range(0, size, BLOCK), _block_bytes(known))
         places, moved_down, bodies = zip(*blocks, strict=True) if blocks else ((), (), ())
@@ -172,8 +176,11 @@ class Encoder:
         return Sample(known.dtype, num_tokens, factors, found, size / max(int(found.seen.counts.sum()), 1))
 
 
-def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves]:
-    """The new words of the elements that change, and where they are. Raises WeightsRefused: `corrupt_payload`."""
+def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves, str]:
+    """The new words of the elements that change, where they are, and the digest of the tensor then.
+
+    Raises WeightsRefused: `corrupt_payload`.
+    """
     old, is_float = known.old, bool(_spec(known.dtype).is_float)
     _check_head(known, head, len(body))
     factors = unpack_factors(body[: head.factor_bytes], known.shape, known.name) if head.factor_bytes else NO_FACTORS
@@ -181,10 +188,12 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
     coded, total = np.frombuffer(body[head.factor_bytes :], dtype="<u4"), sum(head.changes)
     places, words, moved_down = np.empty(total, np.uint32), np.empty(total, old.dtype), np.empty(total, np.uint8)
     changes_before, words_before = [0, *accumulate(head.changes)], [0, *accumulate(head.words)]
+    digest = _DigestAfter(old)
 
     def decode_block(number: int) -> None:
         part, code = (slice(*before[number : number + 2]) for before in (changes_before, words_before))
         if part.start == part.stop and code.start == code.stop:
+            digest.note(number, places[part], words[part])
             return
         block = slice(number * BLOCK, (number + 1) * BLOCK)
         contexts = _block_contexts(known, block.start, factors, model)
@@ -194,9 +203,45 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
             model.agreement, rows, block.start, coded[code], places[part], words[part], moved_down[part],
         ):  # fmt: skip
             raise corrupt(f"the words of block {number} do not end where its changes do", known.name)
+        digest.note(number, places[part], words[part])
 
     each(decode_block, range(len(head.changes)), _block_bytes(known))
-    return words, Moves(places, moved_down, old.size)
+    return words, Moves(places, moved_down, old.size), digest.hexdigest()
+
+
+class _DigestAfter:
+    """The digest of a tensor once its blocks have changed, which is never in memory as a whole.
+
+    A block is hashed as soon as it and those before it are decoded: then it is still in the core's cache.
+    """
+
+    def __init__(self, before: Words) -> None:
+        self._before, self._room = before, np.empty(min(BLOCK, before.size), before.dtype)
+        self._decoded: dict[int, tuple[Places, Words]] = {}
+        self._hasher, self._next, self._is_hashing = blake3(), 0, threading.Lock()
+
+    def note(self, number: int, places: Places, words: Words) -> None:
+        """A block is decoded. Any thread; while one of them hashes, the others go on."""
+        self._decoded[number] = places, words
+        if self._is_hashing.acquire(blocking=False):
+            try:
+                self._hash()
+            finally:
+                self._is_hashing.release()
+
+    def hexdigest(self) -> str:
+        """Once all blocks are noted."""
+        self._hash()
+        return self._hasher.hexdigest()
+
+    def _hash(self) -> None:
+        while (block := self._decoded.pop(self._next, None)) is not None:
+            (places, words), start = block, self._next * BLOCK
+            piece = self._room[: self._before.size - start]
+            piece[:] = self._before[start : start + BLOCK]
+            piece[places - np.uint32(start)] = words
+            self._hasher.update(piece.view(np.uint8).data)
+            self._next += 1
 
 
 def count_changes(old: Words, new: Words) -> int:
@@ -296,11 +341,14 @@ def _block_bytes(known: BaseTensor) -> list[int]:
 def _fit_scales(sample: Sample, model: Model) -> tuple[int, tuple[int, ...]]:
     """How much more often the tensor changes than its contexts predict, and how much more each level; in eighths of an octave."""
     (places, seen), changed = sample.counts.seen, sample.counts.changed
-    contexts = places % NUM_CONTEXTS >> 7 - model.class_bits
+    contexts = places % NUM_CONTEXTS >> kernels.CLASS_BITS - model.class_bits
 
     def told(scale: int) -> npt.NDArray[np.float64]:
         hazards = scaled(model, scale)[contexts] / (1 << kernels.TIME_BITS)
-        return np.bincount(places // NUM_CONTEXTS, seen * -np.expm1(-hazards), kernels.NUM_LEVELS)
+        expected: npt.NDArray[np.float64] = np.bincount(
+            places // NUM_CONTEXTS, seen * -np.expm1(-hazards), kernels.NUM_LEVELS
+        )
+        return expected
 
     num_changed = int(changed.counts.sum())
     scale = scale_of(num_changed, float(told(0).sum())) if num_changed > _EARLIEST_SCALE else 0

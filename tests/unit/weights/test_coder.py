@@ -43,25 +43,24 @@ class Block:
         self.new[self.places] += np.where(random.random(len(places)) < 0.5, distances, 1).astype(self.old.dtype)
 
     @property
-    def model(self) -> tuple[Any, ...]:
-        """What both directions are told of the contexts."""
-        mask = np.uint16(NUM_CONTEXTS - 1)
-        return self.contexts, np.uint16(0), mask, kernels.CLASS_BITS, self.hazards, self.agreement, self.rows
+    def kinds(self) -> tuple[Words, Any, Any]:
+        """Contexts, their shift and mask."""
+        return self.contexts, np.uint16(0), np.uint16(NUM_CONTEXTS - 1)
 
     def code(self) -> Words:
         size = self.old.size
         places, gaps = np.empty(size + 1, np.uint32), np.empty(size + 1, np.uint64)
         whole = size - size % (8 // self.old.itemsize)
         count = kernels.find_changes(
-            self.old, self.new, self.old[:whole].view("<u8"), self.new[:whole].view("<u8"), *self.model[:3],
+            self.old, self.new, self.old[:whole].view("<u8"), self.new[:whole].view("<u8"), *self.kinds,
             self.hazards, places, gaps,
         )  # fmt: skip
         assert places[:count].tolist() == self.places.tolist()
         self.moved_down = np.empty(count, np.uint8)
         out = np.zeros(3 * count + int((gaps[:count] // kernels.LIMIT).sum()) // 4 + 8, np.uint32)
         length = coder.code_block(
-            self.old, self.new, self.states, True, *NO_FACTORS, *self.model, 0, places[:count], gaps[:count],
-            self.moved_down, out,
+            self.old, self.new, self.states, True, *NO_FACTORS, *self.kinds, kernels.CLASS_BITS, self.hazards,
+            self.agreement, self.rows, 0, places[:count], gaps[:count], self.moved_down, out,
         )  # fmt: skip
         assert length <= out.size
         return out[out.size - length :]
@@ -70,21 +69,11 @@ class Block:
         count = self.places.size if count is None else count
         places, words = np.zeros(count, np.uint32), np.zeros(count, self.old.dtype)
         moved_down = np.zeros(count, np.uint8)
-        runs = kernels.sum_runs(*self.model[:3], self.hazards)
+        runs = kernels.sum_runs(*self.kinds, self.hazards)
         is_whole = coder.decode_block(
-            self.old,
-            self.states,
-            True,
-            *NO_FACTORS,
-            *self.model[:5],
-            runs,
-            *self.model[5:],
-            0,
-            coded,
-            places,
-            words,
-            moved_down,
-        )
+            self.old, self.states, True, *NO_FACTORS, *self.kinds, kernels.CLASS_BITS, self.hazards, runs,
+            self.agreement, self.rows, 0, coded, places, words, moved_down,
+        )  # fmt: skip
         return bool(is_whole), places, words, moved_down
 
 
@@ -218,7 +207,7 @@ def test_gaps_are_the_time_since_the_change_before() -> None:
     block = Block(6, 333, [0, 1, 40, 332])
     places, gaps = np.empty(334, np.uint32), np.empty(334, np.uint64)
     eights = [words[:332].view("<u8") for words in (block.old, block.new)]
-    count = kernels.find_changes(block.old, block.new, *eights, *block.model[:3], block.hazards, places, gaps)
+    count = kernels.find_changes(block.old, block.new, *eights, *block.kinds, block.hazards, places, gaps)
     times = block.hazards[block.contexts].astype(int)
     assert places[:count].tolist() == [0, 1, 40, 332]
     assert gaps[:count].tolist() == [0, 0, times[2:40].sum(), times[41:332].sum()]
