@@ -131,8 +131,8 @@ class _World:
 
         def part(number: int) -> tuple[Manifest, Any]:
             names = [name for name, _, _ in plan[number]]
-            mine = ({name: one[name] for name in names} for one in (old, new))
-            return publish_part(self.store, step, *mine, self.histories[number])
+            before, after = ({name: one[name] for name in names} for one in (old, new))
+            return publish_part(self.store, step, before, after, self.histories[number])
 
         plan = plan_parts(layout, self.num_parts)
         with ThreadPoolExecutor(self.num_parts) as ranks:
