@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.deltas.product [--parts 1,2] [--rounds N] [--layers N] [--json] [--quick]
 
-In: versions as those of `benchmarks.deltas.threads`. Out: GB of bf16 per second by the clock, of the codec alone (encode; stage and apply)
+In: versions as those of `benchmarks.deltas.threads`. Out: GB of bf16 per second by the clock, and of a core, of the codec alone (encode; stage and apply)
 and of the product (publish; bring, from the store to served), in turns; with several parts, each is published in a thread of its own.
 Waits for: the disk of TMPDIR, so nothing else may use it.
 """
@@ -12,16 +12,15 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from benchmarks.deltas.threads import _start, _step
+from benchmarks.deltas.threads import Seconds, _start, _step, _timed
 from benchmarks.report import end_with, print_table, summarise
 from weights.blocks import blocks_of
 from weights.codec.container import layout_of
@@ -38,7 +37,6 @@ from weights.versions.manifest import NO_HISTORY, Manifest
 
 _VOCABULARY = 32_000
 _GIGA = 1e9
-_Result = TypeVar("_Result")
 _POLICY = "benchmark"
 _WARM = 2
 """Versions before the first that counts: the full copy, and one without a history."""
@@ -52,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def measure(parts: Sequence[int], rounds: int, layers: int, vocabulary: int = _VOCABULARY) -> dict[str, Any]:
     """GB/s per number of parts; 1: one process publishes as it always did."""
-    generator, samples = np.random.default_rng(0), {count: list[dict[str, float]]() for count in parts}
+    generator, samples = np.random.default_rng(0), {count: list[dict[str, Seconds]]() for count in parts}
     with tempfile.TemporaryDirectory() as folder:
         worlds = [_World(Path(folder) / str(count), count) for count in parts]
         target = _start(generator, layers, vocabulary)
@@ -68,29 +66,31 @@ def measure(parts: Sequence[int], rounds: int, layers: int, vocabulary: int = _V
     return {
         "num_weights": full_bytes // 2,
         "rounds": rounds,
-        "gb_s": {
-            count: {name: summarise([full_bytes / _GIGA / each[name] for each in found]) for name in found[0]}
-            for count, found in samples.items()
+        **{
+            kind: {
+                count: {
+                    name: summarise([full_bytes / _GIGA / each[name][number] for each in found]) for name in found[0]
+                }
+                for count, found in samples.items()
+            }
+            for number, kind in enumerate(("gb_s", "gb_cpu_s"))
         },
     }
 
 
 def show(figures: dict[str, Any]) -> None:
     """A row per number of parts."""
-    rows = []
-    for count, found in figures["gb_s"].items():
-        encoded, published, staged, brought = (
-            found[name]["median"] for name in ("encode", "publish", "stage", "bring")
+    for kind, words in (("gb_s", "by the clock"), ("gb_cpu_s", "of a core")):
+        rows = []
+        for count, found in figures[kind].items():
+            rates = [found[name]["median"] for name in ("encode", "publish", "stage", "bring")]
+            shares = rates[1] / rates[0], rates[3] / rates[2]
+            rows.append([count, *(f"{number:.2f}" for number in (*rates[:2], shares[0], *rates[2:], shares[1]))])
+        print_table(
+            f"{figures['num_weights']:,} weights; GB of bf16 a second {words}",
+            ["parts", "encode", "publish", "share", "stage and apply", "bring", "share"],
+            rows,
         )
-        shares = (f"{published / encoded:.2f}", f"{brought / staged:.2f}")
-        rows.append(
-            [count, f"{encoded:.2f}", f"{published:.2f}", shares[0], f"{staged:.2f}", f"{brought:.2f}", shares[1]]
-        )
-    print_table(
-        f"{figures['num_weights']:,} weights; GB of bf16 a second by the clock",
-        ["parts", "encode", "publish", "share", "stage and apply", "bring", "share"],
-        rows,
-    )
 
 
 class _World:
@@ -101,10 +101,12 @@ class _World:
         self.replica = Replica(folder / "replica", self.store, _POLICY)
         self.histories = [History() for _ in range(num_parts)]
 
-    def step(self, version: int, base: Tensors, target: Tensors) -> dict[str, float]:
+    def step(self, version: int, base: Tensors, target: Tensors) -> dict[str, Seconds]:
         """Publish and bring a version; the seconds of both, and of the codec for the same."""
         whole = self.store.load_state(_POLICY, version - 1)[1] if version else History()
-        encoding, _ = _timed(lambda: encode(blocks_of(base), blocks_of(target), whole)) if version else (0.0, None)
+        encoding, _ = (
+            _timed(lambda: encode(blocks_of(base), blocks_of(target), whole)) if version else ((0.0, 0.0), None)
+        )
         publish = self._publish_alone if self.num_parts == 1 or not version else self._publish_parts
         publishing, manifest = _timed(lambda: publish(version, base, target))
         received = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in base.items()}
@@ -141,12 +143,6 @@ class _World:
         for history, (_, moves) in zip(self.histories, found, strict=True):
             advance_history(history, stored, moves)
         return stored
-
-
-def _timed(call: Callable[[], _Result]) -> tuple[float, _Result]:
-    started = time.perf_counter()
-    result = call()
-    return time.perf_counter() - started, result
 
 
 def _about(version: int) -> Manifest:
