@@ -8,7 +8,7 @@ In: the constants below, each with the command that measured it. Out: the tables
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 RATES = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -77,6 +77,35 @@ CONSTANTS = (
 )
 
 
+ENCODE = Constant("encode with hashes, one core", 0.54, "GB/s", "benchmarks.deltas.threads")
+STAGE = Constant("decode and verify, one core", 0.65, "GB/s", "benchmarks.deltas.threads")
+APPLY = Constant("apply, one core", 6.9, "GB/s", "benchmarks.deltas.threads")
+RATIO = Constant("a step's payload at 1% changed", 251, "times smaller", "benchmarks.deltas.threads")
+PUBLISH = Constant("publish, of the rate of encode", 0.8, "", "benchmarks.deltas.product")
+BRING = Constant("bring, of the rate of decode, verify and apply", 0.4, "", "benchmarks.deltas.product")
+CODEC_CONSTANTS = (ENCODE, STAGE, APPLY, RATIO, PUBLISH, BRING)
+TERABYTE, CODEC_CORES = 1000, 20
+"""GB of weights, and cores on either side."""
+LINKS = (1, 10)
+"""Gbit/s from the store to each region; the regions read at the same time."""
+
+
+def shipped(gigabits: float, encode: float = ENCODE.value, stage: float = STAGE.value) -> dict[str, float]:
+    """Seconds of a step of 1 TB on `CODEC_CORES` cores, if all of them help, step by step; the last two are sums."""
+    seconds = {
+        "encode": TERABYTE / (encode * CODEC_CORES),
+        "wire": TERABYTE / RATIO.value * 8 / gigabits,
+        "decode and verify": TERABYTE / (stage * CODEC_CORES),
+        "apply": TERABYTE / (APPLY.value * CODEC_CORES),
+    }
+    received = seconds["decode and verify"] + seconds["apply"]
+    sums = {
+        "codec": sum(seconds.values()),
+        "product": seconds["encode"] / PUBLISH.value + seconds["wire"] + received / BRING.value,
+    }
+    return seconds | sums
+
+
 def cores(rate: float, milliseconds: float) -> int:
     """Cores for this rate, each half busy."""
     return max(1, math.ceil(rate * milliseconds / 1000 / BUSY))
@@ -102,16 +131,26 @@ NEEDS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 
 def tables() -> Iterator[str]:
-    """Both tables, line by line."""
-    yield "| constant | value | from |"
-    yield "|---|---|---|"
-    for item in CONSTANTS:
-        yield f"| {item.name} | {item.value:,g} {item.unit} | `{item.command}` |"
-    yield ""
+    """All tables, line by line."""
+    yield from _constants(CONSTANTS)
     yield "| generations/s | " + " | ".join(f"{rate:,}" for rate in RATES) + " |"
     yield "|---" * (len(RATES) + 1) + "|"
     for name, needed in NEEDS:
         yield f"| {name} | " + " | ".join(needed(rate) for rate in RATES) + " |"
+    yield ""
+    yield from _constants(CODEC_CONSTANTS)
+    yield "| seconds | " + " | ".join(f"{gigabits} Gbit/s" for gigabits in LINKS) + " |"
+    yield "|---" * (len(LINKS) + 1) + "|"
+    for name in shipped(1):
+        yield f"| {name} | " + " | ".join(f"{shipped(gigabits)[name]:.0f}" for gigabits in LINKS) + " |"
+
+
+def _constants(items: Iterable[Constant]) -> Iterator[str]:
+    yield "| constant | value | from |"
+    yield "|---|---|---|"
+    for item in items:
+        yield f"| {item.name} | {item.value:,g} {item.unit} | `{item.command}` |".replace("  |", " |")
+    yield ""
 
 
 def _short(number: float) -> str:

@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from contracts.errors import WeightsRefused
+import numpy as np
+
+from contracts.errors import NotFound, WeightsRefused
 from weights.tensors import ELEMENT_BYTES, Tensor, root_of
 
 BLOCK_BYTES = 64 * 2**20
@@ -38,7 +40,7 @@ class Whole(NamedTuple):
     blocks: tuple[str, ...]
 
 
-def rows_in(block: str) -> Rows | None:
+def rows_named(block: str) -> Rows | None:
     """Which rows a block has; None: this is the name of a tensor that is not cut."""
     found = _BLOCK.fullmatch(block)
     return None if found is None else Rows(found[1], int(found[2]), int(found[3]))
@@ -53,7 +55,7 @@ def rows_at_once(dtype: str, shape: tuple[int, ...]) -> int:
 def cut(entry: Entry) -> list[Entry]:
     """The blocks of a tensor, in order. Raises WeightsRefused: `block_name`, its name is one of a block."""
     name, dtype, shape = entry
-    if rows_in(name) is not None:
+    if rows_named(name) is not None:
         raise WeightsRefused("block_name", f"a tensor cannot have the name {name!r}, which is one of a block of rows")
     if not (step := rows_at_once(dtype, shape)):
         return [entry]
@@ -71,20 +73,36 @@ def blocks_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: found[name] for name in found} if isinstance(tensors, dict) else found
 
 
-def root_as(tensors: Mapping[str, Tensor], published: str | None) -> str:
-    """The root of these tensors: that of a version of parts if it is `published`, else `root_of`."""
-    if (root := root_of(tensors)) == published or not any(
-        rows_at_once(tensor.dtype, tensor.shape) for tensor in tensors.values()
-    ):
+def take_rows(blocks: Mapping[str, Tensor], rows: Rows) -> Tensor:
+    """A copy of some rows of a tensor, from the blocks in which they are. Raises NotFound: they are not all here."""
+    pieces, at = list[Tensor](), rows.first
+    for block in sorted(blocks, key=lambda name: rows_named(name) or Rows(name, 0, 0)):
+        tensor = blocks[block]
+        name, first, last = rows_named(block) or Rows(block, 0, tensor.shape[0] if tensor.shape else 1)
+        if name == rows.name and first <= at < min(last, rows.last):
+            width, until = tensor.data.size // (last - first), min(last, rows.last)
+            pieces.append(tensor._replace(data=tensor.data[(at - first) * width : (until - first) * width]))
+            at = until
+    if at != rows.last or not pieces:
+        raise NotFound(f"rows {at} to {rows.last} of {rows.name!r} are not there", tensor=rows.name)
+    shape = (rows.last - rows.first, *pieces[0].shape[1:])
+    return Tensor(pieces[0].dtype, shape, np.concatenate([piece.data for piece in pieces]))
+
+
+def root_as(tensors: Mapping[str, Tensor], published: str | None, *, in_parts: bool = False) -> str:
+    """The root of these tensors: as a version of parts if that is `published`, else `root_of`. `in_parts`: try that first."""
+    if not any(rows_at_once(tensor.dtype, tensor.shape) for tensor in tensors.values()):
+        return root_of(tensors)
+    if not in_parts and (root := root_of(tensors)) == published:
         return root
-    return published if published is not None and root_of(blocks_of(tensors)) == published else root
+    return root if (root := root_of(blocks_of(tensors))) == published else root_of(tensors)
 
 
 def wholes_of(blocks: Iterable[Entry]) -> dict[str, Whole]:
     """The tensors that these blocks are, by name. Raises WeightsRefused: `parts_overlap`, `parts_gap`; `wrong_part`, they are cut otherwise."""
     groups: dict[str, list[tuple[int, int, Entry]]] = {}
     for entry in blocks:
-        rows = rows_in(entry[0])
+        rows = rows_named(entry[0])
         name, place = (entry[0], (-1, -1)) if rows is None else (rows.name, rows[1:])
         groups.setdefault(name, []).append((*place, entry))
     return {name: _whole(name, sorted(group)) for name, group in sorted(groups.items())}
@@ -106,11 +124,12 @@ def _whole(name: str, group: list[tuple[int, int, Entry]]) -> Whole:
         if (other, sizes) != (dtype, (last - first, *shape[1:])) or last <= first:
             raise WeightsRefused("wrong_part", f"rows {first} to {last} of {name!r} are {other} of shape {sizes}")
         at = last
-    joined = (at, *shape[1:])
+    joined, names = (at, *shape[1:]), tuple(entry[0] for _, _, entry in group)
     step = rows_at_once(dtype, joined)
-    if not step or [first for first, _, _ in group] != [*range(0, at, step)]:
+    # Counted first: a forged shape must not fill the memory.
+    if not step or -(-at // step) != len(names) or names != tuple(entry[0] for entry in cut((name, dtype, joined))):
         raise WeightsRefused("wrong_part", f"{name!r} is not cut into blocks of {BLOCK_BYTES} bytes")
-    return Whole(dtype, joined, tuple(entry[0] for _, _, entry in group))
+    return Whole(dtype, joined, names)
 
 
 class _Blocks(Mapping[str, Tensor]):
@@ -121,7 +140,7 @@ class _Blocks(Mapping[str, Tensor]):
         self._last: tuple[str, Tensor] | None = None
         self._names: dict[str, Rows | None] = {}
         for name, tensor in tensors.items():
-            self._names |= {entry[0]: rows_in(entry[0]) for entry in cut((name, tensor.dtype, tuple(tensor.shape)))}
+            self._names |= {entry[0]: rows_named(entry[0]) for entry in cut((name, tensor.dtype, tuple(tensor.shape)))}
 
     def __getitem__(self, name: str) -> Tensor:
         if (rows := self._names[name]) is None:

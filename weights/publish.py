@@ -52,7 +52,8 @@ def publish_version(
 
     `history` is the history after the parent. It is advanced past this version, in place, once the version is durable. It is
     reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history and could
-    not follow. `parent_root` is the parent's root, if the caller knows it: its manifest may then be unreadable.
+    not follow. `parent_root` is the parent's root, if the caller knows it: its manifest may then be unreadable. After a version of parts
+    (`weights.parts`) this one is of one part.
 
     Raises WeightsRefused: `wrong_base`, the base is not what was published as the parent. InvalidValue: the parent is
     not earlier. Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.

@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
+from weights.blocks import Rows, blocks_of, rows_named, take_rows
 from weights.codec.delta import Staged, apply_staged
 from weights.codec.history import History, Moves
-from weights.staging import PayloadOf, stage_edge
+from weights.staging import PayloadOf, stage_edge, stage_parts
 from weights.tensors import Tensor, Tensors
 from weights.versions.layout import (
     EDGE,
@@ -28,7 +29,7 @@ from weights.versions.layout import (
     read_edge,
     version_folder,
 )
-from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, parse_manifest
+from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, edges_of_parts, parse_manifest
 from weights.versions.route import EdgeGone, HeldHistories, follow_route
 from weights.versions.snapshot import MOST_BYTES as MOST_SNAPSHOT_BYTES
 from weights.versions.snapshot import ListedVersion, snapshot_path
@@ -179,6 +180,40 @@ class WeightReader(ABC):
         arrived = self._follow(policy, version, {}, follow)
         return arrived.own(), arrived.history
 
+    def load_rows(self, policy: str, version: int, wanted: Collection[Rows]) -> dict[Rows, Tensor]:
+        """Rows of tensors of a version: nothing is fetched of a part that holds none of them, here and in the versions on the way.
+
+        Verified: every leaf of a part that is fetched, against the signed manifest, whose leaves add up to the root. Not verified: the other
+        parts. Edges without parts are fetched whole. Raises as `load`; NotFound also for rows that the version does not have.
+        """
+
+        def follow(way: list[Manifest]) -> dict[Rows, Tensor]:
+            num_whole = next((number for number, edge in enumerate(way) if edge.leaves), len(way))
+            traveller, needed = _Traveller({}), {name for rows in wanted for name in _blocks_with(rows, way[-1])}
+            for manifest in way[:num_whole]:
+                traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
+            blocks, parts = blocks_of(traveller.own()), list[tuple[Manifest, list[Manifest]]]()
+            for manifest in reversed(way[num_whole:]):
+                found = [edge for edge in edges_of_parts(manifest) if any(leaf.name in needed for leaf in edge.leaves)]
+                needed |= {leaf.name for edge in found for leaf in edge.leaves}
+                parts.insert(0, (manifest, found))
+            held, history = {name: blocks[name] for name in needed & blocks.keys()}, traveller.history
+            for manifest, found in parts:
+                try:
+                    staged = stage_parts(
+                        held, manifest, self.payload, history, base_root=manifest.base_root, parts=found
+                    )
+                except NotFound as error:
+                    raise EdgeGone(manifest, error) from error
+                for part in staged:
+                    apply_staged(held, part)
+                advance_history(
+                    history, manifest, {name: moves for part in staged for name, moves in part.moves.items()}
+                )
+            return {rows: take_rows(held if parts else blocks, rows) for rows in wanted}
+
+        return self._follow(policy, version, {}, follow)
+
     def stage_onto(
         self,
         policy: str,
@@ -267,6 +302,16 @@ class WeightReader(ABC):
         except WeightsRefused as error:
             self.on_junk(path, error)
             return error
+
+
+def _blocks_with(rows: Rows, manifest: Manifest) -> list[str]:
+    """The blocks of a version of parts in which these rows are."""
+    found = []
+    for leaf in manifest.leaves:
+        name, first, last = rows_named(leaf.name) or Rows(leaf.name, 0, leaf.shape[0] if leaf.shape else 1)
+        if name == rows.name and first < rows.last and rows.first < last:
+            found.append(leaf.name)
+    return found
 
 
 def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Moves]) -> None:

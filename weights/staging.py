@@ -58,9 +58,10 @@ def stage_parts(
     history: History | None,
     *,
     base_root: str | None,
+    parts: Sequence[Manifest] | None = None,
     use: Callable[[Staged], Staged] = lambda staged: staged,
 ) -> list[Staged]:
-    """Every part of an edge, on as many cores as there are. `blocks`: of the base, whose root is `base_root`.
+    """The parts of an edge, on as many cores as there are. `blocks`: of the base, whose root is `base_root`. `parts`: None: all of them.
 
     `use` gets the changes of a part once it is verified; what it returns is kept. Raises as `weights.codec.delta.stage`.
     """
@@ -74,8 +75,8 @@ def stage_parts(
             payload = payload_of(edge)
         return use(stage(known, edge, payload, history, base_root=base_root))
 
-    edges = edges_of_parts(manifest)
-    return each(one, edges, [manifest.full_bytes // len(edges)] * len(edges))
+    edges = edges_of_parts(manifest) if parts is None else parts
+    return each(one, edges, [manifest.full_bytes // len(edges) for _ in edges])
 
 
 def layout_in_parts(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]] | None:

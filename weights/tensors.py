@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,8 +135,11 @@ def allocate_safetensors(path: Path, layout: Mapping[str, tuple[str, tuple[int, 
     with full_disk_named(path), path.open("wb") as file:
         file.write(text)
         file.flush()
-        # A hole that cannot be filled later would kill the process that writes to the map.
-        os.posix_fallocate(file.fileno(), 0, len(text) + sum(size for _, _, size in sizes.values()))
+        end = len(text) + sum(size for _, _, size in sizes.values())
+        if sys.platform == "linux":  # a hole that cannot be filled later would kill the process that writes to the map
+            os.posix_fallocate(file.fileno(), 0, end)
+        else:
+            file.truncate(end)
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[list[str], bytes]:

@@ -191,9 +191,9 @@ class Replica:
 
     def _bring(self, version: int, run: str | None) -> Slot:
         held = {slot.version: slot for slot in reversed(self._vouched()) if run in {None, slot.run}}
-        wanted, history = (held[version], None) if version in held else self._make(version, held, run)
+        wanted, opened = (held[version], None) if version in held else self._make(version, held, run)
         if wanted != self._held:
-            self._serve(wanted, self._slots.open(wanted, history))
+            self._serve(wanted, opened or self._slots.open(wanted))
         self._slots.sweep()
         self._chunks.clear()
         return wanted
@@ -207,7 +207,7 @@ class Replica:
                 found.append(slot)
         return found
 
-    def _make(self, version: int, held: dict[int, Slot], run: str | None) -> tuple[Slot, History]:
+    def _make(self, version: int, held: dict[int, Slot], run: str | None) -> tuple[Slot, OpenSlot]:
         def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Slot | None] | None:
             first, last = edges[0], edges[-1]
             base = None if first.base_version is None else held[first.base_version]
@@ -227,7 +227,7 @@ class Replica:
             if (found := follow_route(edges_of, version, histories, fetch)) is not None:
                 return self._build(*found)
 
-    def _build(self, edges: list[Manifest], base: Slot | None) -> tuple[Slot, History]:
+    def _build(self, edges: list[Manifest], base: Slot | None) -> tuple[Slot, OpenSlot]:
         last = edges[-1]
         # It becomes the name of a folder, which is removed if the version is refused.
         if not is_digest(last.target_root):
@@ -242,15 +242,18 @@ class Replica:
             self._write_model(path, edges, base, opened.tensors, history)
             self._fault("slot: model written")
             target = target._replace(history=history.digest)
-            with ThreadPoolExecutor(1) as disk:  # it writes the model while the history is packed
-                model = disk.submit(_sync, path)
-                self._slots.finish(target, history, msgspec.json.encode(last), model.result)
+            with ThreadPoolExecutor(1) as disk:  # it writes the model while the history is packed and the root computed
+                durable = disk.submit(_sync, path)
+                self._slots.add(target, history, msgspec.json.encode(last))
+                made = self._slots.open(target, history)
+                durable.result()
+            self._slots.finish(target)
         except (Unavailable, WeightsRefused) as error:
             self._slots.drop(target)
             if is_served and base and isinstance(error, WeightsRefused):
                 self._slots.open(base)  # the disk may have damaged it since it began to serve
             raise
-        return target, history
+        return target, made
 
     def _write_model(
         self, path: Path, edges: list[Manifest], base: Slot | None, known: Tensors, history: History

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from weights.codec.history import History
 from weights.files import make_folder_durably, read_small, write_durably
 from weights.mapped import map_safetensors
 from weights.tensors import SINGLE_FILE, Tensors
-from weights.versions.manifest import NO_HISTORY
+from weights.versions.manifest import NO_HISTORY, parse_manifest
 
 SCHEMA = 1
 _LABEL = "held.json"
@@ -99,13 +99,19 @@ class Slots:
         place = self._place(held)
         try:
             tensors = map_safetensors(self.model_of(held))
-            reason = None if (root := root_as(tensors, held.root)) == held.root else f"its tensors add up to {root}"
+            root = root_as(tensors, held.root, in_parts=self._is_in_parts(held))
+            reason = None if root == held.root else f"its tensors add up to {root}"
         except (NotFound, WeightsRefused) as error:
             reason = error.message
         if reason is not None:
             self.drop(held)
             raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
         return OpenSlot(tensors, self._history(held) if history is None else history)
+
+    def _is_in_parts(self, held: Slot) -> bool:
+        with suppress(WeightsRefused):
+            return bool(parse_manifest(self.manifest_of(held) or b"").leaves)
+        return False
 
     def _history(self, held: Slot) -> History:
         if held.history == NO_HISTORY:
@@ -150,13 +156,15 @@ class Slots:
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
-    def finish(self, held: Slot, history: History, manifest: bytes, is_durable: Callable[[], None]) -> None:
-        """Complete a slot. `is_durable` returns once its model is."""
+    def add(self, held: Slot, history: History, manifest: bytes) -> None:
+        """Write what a slot has beside its model."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
             write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
         self.keep_manifest(held, manifest)
-        is_durable()
+
+    def finish(self, held: Slot) -> None:
+        """Complete a slot whose files are durable."""
         self._fault("slot: before held.json")
         self._write_label(held)
         self._fault("slot: whole")

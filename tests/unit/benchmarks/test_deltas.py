@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.deltas import __main__ as weight_delta
-from benchmarks.deltas import threads
+from benchmarks.deltas import product, threads
 from benchmarks.deltas.__main__ import go_through, main, measure_peers
 from benchmarks.deltas.peers import DeltaPeer, Words
 from benchmarks.deltas.tables import show
@@ -321,3 +321,11 @@ def test_threads_change_no_byte() -> None:
     with redirect_stdout(io.StringIO()) as shown:
         threads.show(figures)
     assert "decode and verify" in shown.getvalue()
+
+
+def test_the_product_is_measured_beside_the_codec(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = product.measure((1, 2), rounds=1, layers=1, vocabulary=64)
+    assert [*figures["gb_s"]] == [1, 2]
+    assert all(found.keys() == {"encode", "publish", "stage", "bring"} for found in figures["gb_s"].values())
+    product.show(figures)
+    assert "stage and apply" in capsys.readouterr().out
