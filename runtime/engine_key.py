@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from contracts.errors import InvalidSettings
-from runtime.secret_values import home_secret
+from runtime.secret_values import own_secret
 
 ENGINE_KEY = "MILLRACE_ENGINE_KEY"
 FILE_NAME = "engine.key"
@@ -23,7 +23,7 @@ _USABLE = re.compile(r"[!-~]{16,256}")
 def engine_key(home: Path) -> str:
     """The secret of this home, made if it does not exist; all processes get the same one. Raises InvalidSettings: it is unusable."""
     why = "the engine and its clients (inference, and init) need the same"
-    return home_secret(home / FILE_NAME, ENGINE_KEY, why, new_engine_key, _usable)
+    return own_secret(home / FILE_NAME, ENGINE_KEY, why, new_engine_key, _usable)
 
 
 def new_engine_key() -> str:

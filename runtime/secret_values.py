@@ -32,7 +32,7 @@ def secret_value(name: str, environment: Mapping[str, str] = os.environ) -> str 
     return content
 
 
-def home_secret(
+def own_secret(
     path: Path, variable: str, why: str, make: Callable[[], str], checked: Callable[[str, str], SecretType]
 ) -> SecretType:
     """A secret of a home: the variable, or else the file, made if it does not exist; all processes get the same one.

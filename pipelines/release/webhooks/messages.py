@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings
-from runtime.secret_values import home_secret
+from runtime.secret_values import own_secret
 
 EventKind = Literal["arm.moved", "hold.changed", "train.stopped", "train.went_on", "train.ended", "test"]
 _DIGEST_BYTES = 20
@@ -71,7 +71,7 @@ def read_secret(home: Path) -> bytes:
     Raises InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
     """
     why = "release signs its messages with it, and their receivers check that"
-    return home_secret(home / FILE_NAME, VARIABLE, why, new_secret, _decoded)
+    return own_secret(home / FILE_NAME, VARIABLE, why, new_secret, _decoded)
 
 
 def new_secret() -> str:
