@@ -105,7 +105,8 @@ def join(words: SharedWords, member: GroupMember, facts: Mapping[str, str], seco
     names = _all(words, member, "facts", seconds)
     ours, *others = (msgspec.json.decode(text, type=dict[str, str]) for text in words.multi_get(names))
     words.set(f"read/{member.rank}", "")
-    _all(words, member, "read", seconds)  # rank 0 may be the store: it does not end before all have read
+    if member.rank == 0:  # it may be the store: then it ends after all have read, and they need it no more
+        _all(words, member, "read", seconds)
     for rank, theirs in enumerate(others, 1):
         different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if different:
