@@ -139,7 +139,7 @@ class _FrozenShards:
 
     def __init__(self, model: Any, precision: Precision) -> None:
         make_packable(model)
-        self._scorer, self._precision = TokenScorer(model), precision
+        self._model, self._scorer, self._precision = model, TokenScorer(model), precision
 
     @torch.no_grad()
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
@@ -149,7 +149,9 @@ class _FrozenShards:
                 "[training] mismatch_samples: versions of a model in shards are not measured; set it to 0"
             )
         with self._precision.computing():
-            return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
+            found = [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
+        self._model.reshard()  # embedding and head
+        return found
 
 
 def _nothing() -> None:
