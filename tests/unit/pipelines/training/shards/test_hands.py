@@ -72,9 +72,8 @@ def test_what_only_some_fail_at_ends_the_group(error: Exception | None, fails: t
 def test_a_rank_does_what_it_is_asked_with_the_budget_of_rank_0_until_the_end() -> None:
     share = FakeShare()
     end = msgspec.msgpack.decode(msgspec.msgpack.encode({"max_tokens": 0, "verb": {"type": "LastOrder"}}), type=Order)
-    follow(
-        share, FakeGroup(0, 0, orders=(Order(32, PlainVerb("clip", (1.0,))), Order(16, PlainVerb("clip", (2.0,))), end))
-    )  # type: ignore[arg-type]  # fakes
+    orders = Order(32, PlainVerb("clip", (1.0,))), Order(16, PlainVerb("clip", (2.0,))), end
+    follow(share, FakeGroup(0, 0, orders=orders))  # type: ignore[arg-type]  # fakes
     assert share.norms == [1.0, 2.0]
     assert share.budget.current == 16
 

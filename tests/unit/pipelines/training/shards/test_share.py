@@ -56,8 +56,9 @@ def both(request: pytest.FixtureRequest, tmp_path: Path, group: Group) -> tuple[
 
 
 def pair(number: int) -> TextSample:
-    ids = {"prompt_ids": (5, 6, 7), "chosen_ids": (8, number), "rejected_ids": (9, 10, number)}
-    return TextSample(key=f"k{number}", revision=1, kind="pair", **ids)
+    ids = (5, 6, 7), (8, number), (9, 10, number)
+    fields = dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), ids, strict=True))
+    return TextSample(key=f"k{number}", revision=1, kind="pair", **fields)  # type: ignore[arg-type]  # all are ids
 
 
 def learn(trainee: Trainee) -> tuple[list[float], float, dict[str, torch.Tensor]]:
@@ -78,9 +79,9 @@ def test_a_share_of_everything_is_the_whole(both: tuple[Trainee, Trainee]) -> No
     assert grouped.identity == alone.identity
     (found, norm, weights), (expected, wanted, masters) = map(learn, both)
     reduced = "bfloat16" in str(alone.machine()) or alone.precision.is_reduced  # type: ignore[attr-defined]  # of a model
-    close = {"rel": 2e-2, "abs": 2e-2} if reduced else {"rel": 1e-5, "abs": 1e-6}
-    assert found == pytest.approx(expected, **close)
-    assert norm == pytest.approx(wanted, rel=close["rel"])
+    relative, absolute = (2e-2, 2e-2) if reduced else (1e-5, 1e-6)
+    assert found == pytest.approx(expected, rel=relative, abs=absolute)
+    assert norm == pytest.approx(wanted, rel=relative)
     assert weights.keys() == masters.keys()
     for name, each in masters.items():
         torch.testing.assert_close(weights[name], each, rtol=0, atol=1e-3 if reduced else 2e-5)
