@@ -118,6 +118,9 @@ def doctor(
         list[float] | None,
         typer.Option(min=1, help="With --policy: only what fits a card of so many GB, from headers; may be repeated."),
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="With --policy: so many processes train it, each with such a card.")
+    ] = 1,
     *,
     deep: Annotated[
         bool, typer.Option("--deep", help="Also ask servers, judges and ports, and look at disks and certificates.")
@@ -128,25 +131,25 @@ def doctor(
     if card and folder is None:
         raise InvalidSettings("--card says what of a policy fits: add --policy FOLDER")
     if card and folder is not None:
-        return 0 if print_fits(folder, home, card) else 1
+        return 0 if print_fits(folder, home, card, processes) else 1
     for finding in examine(home, deep=deep) if folder is None else findings_of(folder, device):
         findings.append(finding)
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
         print(f"{mark}  {finding.name:<12} {finding.says}")
     is_missing = any(finding.needed and not finding.good for finding in findings)
     if folder is not None and not is_missing:
-        print_fits(folder, home, _CARDS)
+        print_fits(folder, home, _CARDS, processes)
     return 1 if is_missing else 0
 
 
-def print_fits(folder: Path, home: Path, cards: Sequence[float]) -> bool:
+def print_fits(folder: Path, home: Path, cards: Sequence[float], processes: int = 1) -> bool:
     """Print which ways of training a checkpoint fit cards of so many GB. Returns whether each card has one. Raises as `read_shape`."""
     shape, passes = read_shape(folder), USUAL
     if settings_file(home).exists():
         passes = passes_of(load_section(home, "training", TrainingSettings).model_dump())
     print(f"\n{described_shape(shape)}\n\nComputed, for [training] {passes.says}; see docs/models.md, What fits\n")
-    print("\n".join(fit_table(shape, passes, cards)))
-    return all(any(settings_on(shape, passes, card)) for card in cards)
+    print("\n".join(fit_table(shape, passes, cards, processes)))
+    return all(any(settings_on(shape, passes, card, processes)) for card in cards)
 
 
 def _keys(settings: Settings) -> Finding:

@@ -168,34 +168,38 @@ def described_shape(shape: ModelShape) -> str:
     return f"{size}, {experts}; {len(shape.linears)} linear maps: {linears}"
 
 
-def fit_table(shape: ModelShape, passes: Passes, cards: Sequence[float]) -> Iterator[str]:
-    """Lines of a table: each way of training, what it takes in GB (10^9 bytes), and which cards of so many GB it fits."""
+def fit_table(shape: ModelShape, passes: Passes, cards: Sequence[float], processes: int = 1) -> Iterator[str]:
+    """Lines of a table: each way of training, what it takes in GB (10^9 bytes), and which cards of so many GB it fits.
+
+    `processes`: that share it, each with such a card.
+    """
     parts = (*TrainerMemory._fields[:-1], "card", "host")
     sizes = [f"{card:g} GB" for card in cards]
-    longest = max(len(way.says) for way in ways_for(shape))
+    ways, ranks = ways_for(shape, processes), "trainer alone, GB" if processes == 1 else f"each of {processes}, GB"
+    longest = max(len(way.says) for way in ways)
     yield " ".join(
         [
-            f"{'trainer alone, GB':<{longest}}",
+            f"{ranks:<{longest}}",
             *(f"{name:>11}" for name in parts),
             *map("{:>6}".format, sizes),
             " [training]",
         ]
     )
-    for way in ways_for(shape):
-        need = memory_of(shape, way, passes)
+    for way in ways:
+        need = memory_of(shape, way, passes, processes)
         numbers = (f"{getattr(need, name) / GB:>11.2f}" for name in parts)
         fits = (f"{'fits' if need.card <= card * GB else 'no':>6}" for card in cards)
         yield " ".join([f"{way.says:<{longest}}", *numbers, *fits, f" {way.settings}"])
     if not shape.adapted:
         yield NO_LAYER
     for card in cards:
-        found = "; ".join(settings_on(shape, passes, card))
+        found = "; ".join(settings_on(shape, passes, card, processes))
         yield f"{card:g} GB: {found or 'no way of training fits, not even in pieces of 2,048 tokens'}"
 
 
-def settings_on(shape: ModelShape, passes: Passes, card: float) -> Iterator[str]:
-    """As `settings_that_fit`, on a card of so many GB for the trainer alone."""
-    return settings_that_fit(shape, passes, lambda _, need: need.card <= card * GB)
+def settings_on(shape: ModelShape, passes: Passes, card: float, processes: int = 1) -> Iterator[str]:
+    """As `settings_that_fit`, on a card of so many GB for the trainer alone, or for each of its processes."""
+    return settings_that_fit(shape, passes, lambda _, need: need.card <= card * GB, processes)
 
 
 def gib(count: float) -> str:

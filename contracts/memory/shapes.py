@@ -62,7 +62,7 @@ class ModelShape(NamedTuple):
 
     @property
     def gathered_weights(self) -> int:
-        """Elements of the largest layer and of another one, and of what belongs to no layer: embedding and head."""
+        """Elements of the largest layer, of another one, and of embedding and head, which are in no layer."""
         layers: dict[int, int] = {}
         for linear in self.linears:
             layers[linear.layer] = layers.get(linear.layer, 0) + linear.num_in * linear.num_out

@@ -209,16 +209,16 @@ def settings_that_fit(
         f" and max_tokens = {SHORT_TOKENS}": passes._replace(max_tokens=SHORT_TOKENS),
         ", kl_coefficient = 0 and mismatch_samples = 0": passes._replace(has_reference=False),
     }
-    for way in ways_for(shape):
+    for way in ways_for(shape, processes):
         found = (
             f"{way.settings}{more}" for more, each in tried.items() if fits(way, memory_of(shape, way, each, processes))
         )
         yield from islice(found, 1)
 
 
-def ways_for(shape: ModelShape) -> list[TrainingWay]:
-    """The usual ways of training a policy."""
-    return [way for way in WAYS if not way.rank or shape.adapted]
+def ways_for(shape: ModelShape, processes: int = 1) -> list[TrainingWay]:
+    """The usual ways of training a policy. Several processes hold no masters on the host."""
+    return [way for way in WAYS if (not way.rank or shape.adapted) and not (way.is_host and processes > 1)]
 
 
 def _inside(shape: ModelShape, passes: Passes, *, has_adapter: bool) -> int:

@@ -6,7 +6,7 @@ A verb is one of `Trainee`, with its arguments; every rank does the same one at 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -54,40 +54,15 @@ class BackwardText(msgspec.Struct, tag=True):
         return share.backward_text(TextBatch(self.samples, self.counts), self.answers)  # type: ignore[arg-type]  # kinds, as text
 
 
-class Clip(msgspec.Struct, tag=True):
-    """`Trainee.clip`."""
+class PlainVerb(msgspec.Struct, tag=True):
+    """A verb that takes numbers, or nothing. `copy_masters`: weights and moments become those of rank 0, which has put them there."""
 
-    max_norm: float
-
-    def on(self, share: Share) -> Any:
-        """Do it."""
-        return share.clip(self.max_norm)
-
-
-class TakeStep(msgspec.Struct, tag=True):
-    """`Trainee.take_step`."""
-
-    scale: float
+    name: Literal["clip", "take_step", "forget_gradient", "hold_less", "copy_masters"]
+    numbers: tuple[float, ...] = ()
 
     def on(self, share: Share) -> Any:
         """Do it."""
-        return share.take_step(self.scale)
-
-
-class ForgetGradient(msgspec.Struct, tag=True):
-    """`Trainee.forget_gradient`."""
-
-    def on(self, share: Share) -> Any:
-        """Do it."""
-        share.forget_gradient()
-
-
-class HoldLess(msgspec.Struct, tag=True):
-    """`Trainee.hold_less`."""
-
-    def on(self, share: Share) -> Any:
-        """Do it."""
-        return share.hold_less()
+        return getattr(share, self.name)(*self.numbers)
 
 
 class LogProbs(msgspec.Struct, tag=True):
@@ -140,14 +115,6 @@ class Probe(msgspec.Struct, tag=True):
         return share.probe_answers(share.versions[self.number])
 
 
-class CopyMasters(msgspec.Struct, tag=True):
-    """Weights and moments become those of rank 0, which has put them there."""
-
-    def on(self, share: Share) -> Any:
-        """Do it."""
-        share.copy_masters()
-
-
 class BeginPieces(msgspec.Struct, tag=True):
     """`Trainee.begin_pieces`."""
 
@@ -173,21 +140,7 @@ class LastOrder(msgspec.Struct, tag=True):
     """Rank 0 trains no more."""
 
 
-Verb = (
-    Backward
-    | BackwardText
-    | Clip
-    | TakeStep
-    | ForgetGradient
-    | HoldLess
-    | LogProbs
-    | Keep
-    | LogProbsUnder
-    | Probe
-    | CopyMasters
-    | BeginPieces
-    | ReadMasters
-)
+Verb = Backward | BackwardText | PlainVerb | LogProbs | Keep | LogProbsUnder | Probe | BeginPieces | ReadMasters
 
 
 class Order(msgspec.Struct):
@@ -220,7 +173,7 @@ def follow(share: Share, group: Group) -> None:
         except StepsBroken:
             raise
         except Exception as error:  # noqa: BLE001 rank 0 has it too, and decides
-            log.warning("a verb failed on every rank", verb=type(order.verb).__name__, reason=str(error))
+            log.warning("a verb failed on every rank", verb=_named(order.verb), reason=str(error))
             is_failed = True
         else:
             is_failed = False
@@ -245,4 +198,8 @@ def perform(share: Share, group: Group, verb: Verb) -> Any:
         return found
     if failure is not None and len(failed) == group.world:
         raise failure
-    raise group.ended_by(f"sees {ranks(failed)} fail alone in {type(verb).__name__}: {failure}") from failure
+    raise group.ended_by(f"sees {ranks(failed)} fail alone in {_named(verb)}: {failure}") from failure
+
+
+def _named(verb: Verb) -> str:
+    return verb.name if isinstance(verb, PlainVerb) else type(verb).__name__

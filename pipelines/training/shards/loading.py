@@ -52,18 +52,20 @@ class BaseFiles(Mapping[str, Tensor]):
         Raises NotFound, WeightsRefused: as `map_checkpoint`; `missing_tensor`, `wrong_shape`, `wrong_dtype`: they are not those of the model.
         """
         self._folder = _folder_of(base)
-        self._files, self._conversion = map_checkpoint(self._folder), conversion_of(self._empty(torch.bfloat16))
-        check_tensors(self._files, self._conversion)
+        self.layout = self._empty(torch.bfloat16)
+        """The model without memory: what is asked of it disturbs no pass."""
+        self._files, self.conversion = map_checkpoint(self._folder), conversion_of(self.layout)
+        check_tensors(self._files, self.conversion)
 
     def __getitem__(self, name: str) -> Tensor:
         words = published_values(self._files[name]).contiguous().view(torch.int16).numpy()
-        return Tensor("BF16", self._conversion[name].shape, words.reshape(-1).view(np.uint8))
+        return Tensor("BF16", self.conversion[name].shape, words.reshape(-1).view(np.uint8))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._conversion)
+        return iter(self.conversion)
 
     def __len__(self) -> int:
-        return len(self._conversion)
+        return len(self.conversion)
 
     def root(self, group: Group) -> str:
         """The root of version 0. Each rank takes the digests of every so many tensors, out of its own files."""
@@ -74,7 +76,7 @@ class BaseFiles(Mapping[str, Tensor]):
         group.sum(digests)
         found = [bytes(row).hex() for row in digests.tolist()]
         return root_of_leaves(
-            (name, "BF16", self._conversion[name].shape, digest) for name, digest in zip(names, found, strict=True)
+            (name, "BF16", self.conversion[name].shape, digest) for name, digest in zip(names, found, strict=True)
         )
 
     def shards(
@@ -91,10 +93,8 @@ class BaseFiles(Mapping[str, Tensor]):
         for module in (*_layers(model), model):
             fully_shard(module, mesh=mesh, mp_policy=reduced)
         state: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
-        parts = {
-            name: _room_for(tensor, group, on) for name, tensor in state.items() if name in _held(self._conversion)
-        }
-        copy_rows(parts, self._files, self._conversion)
+        parts = {name: _room_for(tensor, group, on) for name, tensor in state.items() if name in _held(self.conversion)}
+        copy_rows(parts, self._files, self.conversion)
         made = {id(state[name]): _whole(state[name], part.rows) for name, part in parts.items()}
         model.load_state_dict({name: made[id(tensor)] for name, tensor in state.items()}, assign=True)
         _make_buffers(model, on)

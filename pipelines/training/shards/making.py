@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_share(base: str, settings: TrainingSettings, device: str, group: Group, root: str = "") -> Share:
-    """This rank's part of what these settings train, at its beginning.
+    """Make this rank's share of a trainee, at its beginning.
 
     Args:
         base: folder or hub id of the base policy.

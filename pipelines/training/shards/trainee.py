@@ -9,16 +9,12 @@ from pipelines.training.shards.hands import (
     Backward,
     BackwardText,
     BeginPieces,
-    Clip,
-    CopyMasters,
-    ForgetGradient,
-    HoldLess,
     Keep,
     LogProbs,
     LogProbsUnder,
+    PlainVerb,
     Probe,
     ReadMasters,
-    TakeStep,
     ask,
     dismiss,
 )
@@ -84,20 +80,20 @@ class GroupTrainee:
 
     def clip(self, max_norm: float) -> float:
         """As in `Trainee`."""
-        return float(self._ask(Clip(max_norm)))
+        return float(self._ask(PlainVerb("clip", (max_norm,))))
 
     def take_step(self, scale: float) -> Taken:
         """As in `Trainee`."""
-        found: Taken = self._ask(TakeStep(scale))
+        found: Taken = self._ask(PlainVerb("take_step", (scale,)))
         return found
 
     def forget_gradient(self) -> None:
         """As in `Trainee`."""
-        self._ask(ForgetGradient())
+        self._ask(PlainVerb("forget_gradient"))
 
     def hold_less(self) -> bool:
         """As in `Trainee`."""
-        return bool(self._ask(HoldLess()))
+        return bool(self._ask(PlainVerb("hold_less")))
 
     def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`."""
@@ -134,7 +130,7 @@ class GroupTrainee:
             self._ask(ReadMasters(str(held[0].folder)))
             return
         self._share.put(held)
-        self._ask(CopyMasters())
+        self._ask(PlainVerb("copy_masters"))
 
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`."""
@@ -142,7 +138,7 @@ class GroupTrainee:
 
         def restart() -> None:
             go()
-            self._ask(CopyMasters())
+            self._ask(PlainVerb("copy_masters"))
 
         return restart
 

@@ -17,10 +17,10 @@ from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.masters import identity_of
 from pipelines.training.shards.loading import LocalPart, check_tensors, copy_rows, published_values
 from pipelines.training.shards.sharded import Share
-from policy.conversion import conversion_of
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from policy.routing import within
+from policy.weights import tensors_of
 from weights.rows import rows_of
 from weights.tensors import Tensor
 
@@ -105,9 +105,13 @@ class ShardedModel(Share):
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(each.shape) for name, each in self._cut.items()}
 
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+        """As in `Trainee`. To ask the model itself would drop what a pass in another thread has gathered."""
+        return tensors_of(self._files.layout, weights)
+
     def restart_from(self, bits: Tensors) -> Callable[[], None]:
         """As in `Trainee`, of rank 0; then every rank has to `copy_masters`."""
-        check_tensors(bits, conversion_of(self.model))
+        check_tensors(bits, self._files.conversion)
 
         def restart() -> None:
             self._bits = bits
@@ -119,7 +123,7 @@ class ShardedModel(Share):
         self._pieces.keep()
         own = {name: rows_of(self._group.rank, self._group.world, shape) for name, shape in self._shapes().items()}
         parts = {name: LocalPart(self.optimizer.weights[name], first, shape) for name, (first, _, shape) in own.items()}
-        for name, place in conversion_of(self.model).items():
+        for name, place in self._files.conversion.items():
             words = torch.empty(place.shape, dtype=torch.bfloat16)
             if self._bits is not None:
                 words.copy_(published_values(self._bits[name]))
@@ -135,7 +139,7 @@ class _FrozenShards:
 
     def __init__(self, model: Any, precision: Precision) -> None:
         make_packable(model)
-        self._scorer, self._precision = TokenScorer(model), precision
+        self._model, self._scorer, self._precision = model, TokenScorer(model), precision
 
     @torch.no_grad()
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
@@ -145,7 +149,9 @@ class _FrozenShards:
                 "[training] mismatch_samples: versions of a model in shards are not measured; set it to 0"
             )
         with self._precision.computing():
-            return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
+            found = [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
+        self._model.reshard()  # embedding and head
+        return found
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ from contracts.memory.training import (
     passes_of,
     require_card,
     settings_that_fit,
+    ways_for,
     ways_of,
 )
 from pipelines.training.settings import TrainingSettings
@@ -99,6 +100,7 @@ def test_seventy_billion_train_by_lora_on_four_cards_of_80_gb() -> None:
     assert need.state == memory_of(LLAMA_70B, RANK_8).state
     assert memory_of(LLAMA_70B, RANK_8, processes=1).card > 141 * GB
     assert require_card(LLAMA_70B, LORA, 80 * GB, "cuda", processes=4) == (RANK_8, need)
+    assert {way.is_host for way in ways_for(LLAMA_70B, 4)} == {False}
     with pytest.raises(InvalidSettings, match="in 2 processes takes"):
         require_card(LLAMA_70B, LORA, 80 * GB, "cuda", processes=2)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # its stub forgets it
 
 from contracts.records import Experience
 from pipelines.training.learning.learner import Learner

@@ -9,7 +9,7 @@ import pytest
 from contracts.errors import StepsBroken
 from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.hands import Backward, BackwardText, Clip, Keep, Order, Verb, follow, perform
+from pipelines.training.shards.hands import Backward, BackwardText, Keep, Order, PlainVerb, Verb, follow, perform
 from pipelines.training.text.samples import TextSample
 from tests.unit.pipelines.training.builders import bits_now, random_experience
 from tests.unit.pipelines.training.fake_trainee import UnigramTrainee
@@ -52,27 +52,28 @@ def performed(share: FakeShare, group: FakeGroup, verb: Verb) -> Any:
 
 
 def test_what_no_rank_fails_at_is_returned() -> None:
-    assert performed(FakeShare(), FakeGroup(0, 0), Clip(2.0)) == 2.0
+    assert performed(FakeShare(), FakeGroup(0, 0), PlainVerb("clip", (2.0,))) == 2.0
 
 
 def test_what_every_rank_fails_at_is_the_ranks_own_error() -> None:
     with pytest.raises(MemoryError):
-        performed(FakeShare(MemoryError()), FakeGroup(1, 1), Clip(2.0))
+        performed(FakeShare(MemoryError()), FakeGroup(1, 1), PlainVerb("clip", (2.0,)))
 
 
 @pytest.mark.parametrize(
     ("error", "fails", "says"),
-    [(MemoryError("full"), (0, 0), "rank 0 fail alone in Clip: full"), (None, (0, 1), "rank 2 fail alone in Clip")],
+    [(MemoryError("full"), (0, 0), "rank 0 fail alone in clip: full"), (None, (0, 1), "rank 2 fail alone in clip")],
 )
 def test_what_only_some_fail_at_ends_the_group(error: Exception | None, fails: tuple[int, ...], says: str) -> None:
     with pytest.raises(StepsBroken, match=says):
-        performed(FakeShare(error), FakeGroup(*fails), Clip(2.0))
+        performed(FakeShare(error), FakeGroup(*fails), PlainVerb("clip", (2.0,)))
 
 
 def test_a_rank_does_what_it_is_asked_with_the_budget_of_rank_0_until_the_end() -> None:
     share = FakeShare()
     end = msgspec.msgpack.decode(msgspec.msgpack.encode({"max_tokens": 0, "verb": {"type": "LastOrder"}}), type=Order)
-    follow(share, FakeGroup(0, 0, orders=(Order(32, Clip(1.0)), Order(16, Clip(2.0)), end)))  # type: ignore[arg-type]  # fakes
+    orders = Order(32, PlainVerb("clip", (1.0,))), Order(16, PlainVerb("clip", (2.0,))), end
+    follow(share, FakeGroup(0, 0, orders=orders))  # type: ignore[arg-type]  # fakes
     assert share.norms == [1.0, 2.0]
     assert share.budget.current == 16
 
@@ -80,7 +81,7 @@ def test_a_rank_does_what_it_is_asked_with_the_budget_of_rank_0_until_the_end() 
 def test_samples_text_and_bits_arrive_as_they_were_sent() -> None:
     rows = Backward([random_experience(np.random.default_rng(0))], [0.5], [3.0], are_new=True)
     text = TextSample(key="k", revision=1, kind="pair", prompt_ids=(1,), chosen_ids=(2,), rejected_ids=(3,), weight=0.5)
-    sent: list[Verb] = [rows, BackwardText([text], {"pair": 1.0}, []), Clip(float("inf"))]
+    sent: list[Verb] = [rows, BackwardText([text], {"pair": 1.0}, []), PlainVerb("clip", (float("inf"),))]
     assert [msgspec.msgpack.decode(msgspec.msgpack.encode(Order(1, verb)), type=Order).verb for verb in sent] == sent
     share, (tensor,) = FakeShare(), bits_now(Learner(UnigramTrainee(), TrainingSettings())).values()
     performed(share, FakeGroup(0, 0), Keep.of(7, {"a": tensor}))

@@ -1,15 +1,13 @@
 """A group that trains all weights saves and goes on, in as many processes or in others."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed import FileStore
-from torch.multiprocessing.spawn import spawn
 
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
@@ -25,8 +23,10 @@ from pipelines.training.shards.trainee import GroupTrainee
 from pipelines.training.state import TrainerState
 from tests.executors import AtOnce
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from tests.unit.pipelines.training.shards.ranks import Ranks, Work, saved
 from tests.unit.weights.examples import same
 
+pytestmark = pytest.mark.slow
 SETTINGS = TrainingSettings(
     learning_rate=1e-2, mismatch_samples=0, kl_coefficient=0.0, divergence_bound=math.inf, step_bound=math.inf
 )
@@ -65,36 +65,45 @@ def start_again(learner: Learner, folder: Path, first: int) -> None:
     learner.restart_from(bits)()
     saver = Saver(learner, store, AtOnce(), lambda: 0.0, Journal(folder))
     saver.begin(TrainerState(epoch=1, step=9), 9, {9}, with_bits=True)
-    saved = saver.finished(wait=True)
-    assert saved is not None
-    assert saved.bits is not None
-    assert same(saved.bits, bits)
+    done = saver.finished(wait=True)
+    assert done is not None
+    assert done.bits is not None
+    assert same(done.bits, bits)
     store.close()
 
 
-def run(rank: int, what: Callable[[Learner, Path, int], None], world: int, folder: Path, first: int) -> None:
-    """One of the processes."""
-    torch.set_num_threads(1)
-    store = FileStore(f"{folder}-{first}", world)
-    group = Group(store, rank, world, deadline=60.0)
-    share = make_share(str(folder.parent / "base"), SETTINGS, "cpu", group)
-    if rank:
+def on_rank_0(group: Group, what: Work, base: str, folder: Path, first: int) -> None:
+    """Let a learner of all ranks do `what`."""
+    share = make_share(base, SETTINGS, "cpu", group)
+    if group.rank:
         follow(share, group)
-    else:
-        trainee = GroupTrainee(share, group)
-        what(Learner(trainee, SETTINGS), folder, first)
-        trainee.close()
-    group.close()
+        return
+    trainee = GroupTrainee(share, group)
+    what(Learner(trainee, SETTINGS), folder, first)
+    trainee.close()
 
 
-def trained(home: Path, folder: str, *worlds: int) -> Checkpoint:
+@pytest.fixture(scope="module")
+def groups() -> Iterator[dict[int, Ranks]]:
+    made = {world: Ranks(world) for world in (2, 3)}
+    yield made
+    for ranks in made.values():
+        ranks.close()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return saved(tiny_model(tied=False), tmp_path_factory.mktemp("base"))
+
+
+def trained(groups: dict[int, Ranks], base: str, folder: Path, *worlds: int) -> Checkpoint:
     """Train in so many processes, then in so many, and so on; returns the last checkpoint."""
     for number, world in enumerate(worlds):
         if world == 1:
-            train(Learner(make_trainee(str(home / "base"), SETTINGS, "cpu"), SETTINGS), home / folder, 2 * number)
+            train(Learner(make_trainee(base, SETTINGS, "cpu"), SETTINGS), folder, 2 * number)
         else:
-            spawn(run, (train, world, home / folder, 2 * number), nprocs=world)  # type: ignore[no-untyped-call]  # its stub carries no types
-    found, refused = CheckpointStore(home / folder, 9).load_newest()
+            assert groups[world].run(on_rank_0, train, base, folder, 2 * number) == [None] * world
+    found, refused = CheckpointStore(folder, 9).load_newest()
     assert found is not None
     assert not refused
     return found
@@ -106,25 +115,23 @@ def difference(one: Checkpoint, other: Checkpoint) -> float:
     return max(float((held[name] - wanted[name]).abs().max()) for held, wanted in pairs for name in wanted)
 
 
-@pytest.mark.slow
-def test_a_group_goes_on_from_its_checkpoint_as_if_it_had_not_ended_and_so_does_another_number(tmp_path: Path) -> None:
-    tiny_model(tied=False).save_pretrained(tmp_path / "base")
-    alone = trained(tmp_path, "alone", 1, 1)
-    pair = trained(tmp_path, "pair", 2, 2)
-    again = trained(tmp_path, "again", 2, 2)
-    fewer = trained(tmp_path, "fewer", 3, 1)
-    more = trained(tmp_path, "more", 1, 3)
+def test_a_group_goes_on_from_its_checkpoint_as_if_it_had_not_ended_and_so_does_another_number(
+    tmp_path: Path, groups: dict[int, Ranks], base: str
+) -> None:
+    alone = trained(groups, base, tmp_path / "alone", 1, 1)
+    pair = trained(groups, base, tmp_path / "pair", 2, 2)
+    again = trained(groups, base, tmp_path / "again", 2, 2)
+    fewer = trained(groups, base, tmp_path / "fewer", 3, 1)
+    more = trained(groups, base, tmp_path / "more", 1, 3)
     assert difference(pair, again) == 0.0, "the same number of processes: the same bits"
     for found in (pair, fewer, more):
         assert difference(found, alone) < 1e-4
 
 
-@pytest.mark.slow
-def test_a_group_starts_again_from_the_bits_of_a_version(tmp_path: Path) -> None:
-    tiny_model(tied=False).save_pretrained(tmp_path / "base")
-    before = trained(tmp_path, "home", 1)
-    spawn(run, (start_again, 3, tmp_path / "home", 2), nprocs=3)  # type: ignore[no-untyped-call]  # its stub carries no types
-    found = CheckpointStore(tmp_path / "home", 9).load_version(9)
+def test_a_group_starts_again_from_the_bits_of_a_version(tmp_path: Path, groups: dict[int, Ranks], base: str) -> None:
+    before = trained(groups, base, tmp_path, 1)
+    assert groups[3].run(on_rank_0, start_again, base, tmp_path, 2) == [None] * 3
+    found = CheckpointStore(tmp_path, 9).load_version(9)
     for name, tensor in found.weights.items():
         assert torch.equal(tensor, before.weights[name].bfloat16().float()), name
     assert not any(tensor.any() for tensor in found.optimizer.values()), "the moments are lost"
