@@ -61,7 +61,10 @@ def test_a_rank_with_other_settings_is_refused_by_name_before_anything_changes(t
     said = [process.communicate(timeout=SECONDS)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2]
     for words in said:
-        assert "rank 1 does not belong to this group: it differs in [millrace] home, [training] learning_rate;" in words
+        assert (
+            "rank 1 does not belong to this group: it differs in [millrace] home, [millrace] run, [training] learning_rate;"
+            in words
+        )
     with settings.snapshot() as connection:
         assert read_epochs(connection, settings.policy) == {}
     assert not list(settings.checkpoints.glob("*"))
