@@ -3,7 +3,8 @@
     users wait? ──▶ wait, but at most 19 times as long as the micro-batch before took ──▶ micro-batch ──▶ users wait? ...
 
 So a user waits for one micro-batch at most, and one as long as the latency budget is what is given here. Where users never pause, the trainer
-keeps a twentieth of the time: then a long answer takes a twentieth longer. Waiting changes no number. Waits for: the device, and the users.
+keeps a twentieth of the time: then a long answer takes a twentieth longer. What is no micro-batch, such as the optimizer's step, does not wait.
+Waiting changes no number. Waits for: the device, and the users.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ def _measured(learner: Learner, users: UsersFirst, num_tokens: int, seconds: flo
 def rows_of_length(num_tokens: int, longest: int, num_ids: int) -> Sequence[Experience]:
     """Rows of so many tokens in all, each of which computes on its own: no two begin alike."""
     starts = range(0, num_tokens - 1, longest)
-    return [a_row([(start + at) % num_ids for at in range(min(longest, num_tokens - start))]) for start in starts]
+    lengths = [min(longest, num_tokens - start) for start in starts]
+    return [a_row([(row + at) % num_ids for at in range(length)]) for row, length in enumerate(lengths)]
 
 
 def a_row(token_ids: Sequence[int], policy: str = "") -> Experience:

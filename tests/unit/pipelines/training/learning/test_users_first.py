@@ -220,7 +220,7 @@ def test_another_error_is_not_hidden() -> None:
 
 
 def test_the_rows_that_are_measured_share_nothing_and_have_every_token() -> None:
-    rows = rows_of_length(150, 64, 48)
+    rows = rows_of_length(150, 64, 64)
     assert row_lengths(rows) == [64, 64, 22]
     assert len({row.segments[0].token_ids[:4] for row in rows}) == 3
     assert [row.segments[0].loss_mask.count(1) for row in rows] == [63, 63, 21]
