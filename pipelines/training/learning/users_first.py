@@ -3,7 +3,8 @@
     users wait? ──▶ wait, but at most 19 times as long as the micro-batch before took ──▶ micro-batch ──▶ users wait? ...
 
 So a user waits for one micro-batch at most, and one as long as the latency budget is what is given here. Where users never pause, the trainer
-keeps a twentieth of the time: then a long answer takes a twentieth longer. Waiting changes no number. Waits for: the device, and the users.
+keeps a twentieth of the time: then a long answer takes a twentieth longer. What is no micro-batch, such as the optimizer's step, does not wait.
+Waiting changes no number. Waits for: the device, and the users.
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ class UsersFirst:
         stop: threading.Event,
         device: torch.device,
         clock: Callable[[], float] = time.monotonic,
+        computing: Callable[[], float] | None = None,
     ) -> None:
-        """`num_waiting`: users, now. `stop`: nothing is waited for any more."""
+        """`num_waiting`: users, now. `stop`: nothing is waited for any more. `computing`: the clock of micro-batches."""
         self._num_waiting, self._stop, self._device, self._clock = num_waiting, stop, device, clock
+        # On a CPU this thread's own time, which is the same however busy the machine is.
+        self._computing = computing or (time.thread_time if device.type == "cpu" else clock)
         self.seconds = 0.0
         """Of the last micro-batch."""
 
@@ -68,11 +72,11 @@ class UsersFirst:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The block of a micro-batch. It ends with the device: work that the host has only queued would compute while users wait."""
-        began = self._clock()
+        began = self._computing()
         yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        self.seconds = self._clock() - began
+        self.seconds = self._computing() - began
 
 
 def in_turn(batches: Iterable[Item], users: UsersFirst | None, stages: Stages) -> Iterator[Item]:
@@ -137,7 +141,8 @@ def _measured(learner: Learner, users: UsersFirst, num_tokens: int, seconds: flo
 def rows_of_length(num_tokens: int, longest: int, num_ids: int) -> Sequence[Experience]:
     """Rows of so many tokens in all, each of which computes on its own: no two begin alike."""
     starts = range(0, num_tokens - 1, longest)
-    return [a_row([(start + at) % num_ids for at in range(min(longest, num_tokens - start))]) for start in starts]
+    lengths = [min(longest, num_tokens - start) for start in starts]
+    return [a_row([(row + at) % num_ids for at in range(length)]) for row, length in enumerate(lengths)]
 
 
 def a_row(token_ids: Sequence[int], policy: str = "") -> Experience:

@@ -1,4 +1,4 @@
-"""A trainer beside users: it waits for them, not for ever; its micro-batches are as short as the budget; and no number changes."""
+"""A trainer beside users: it waits for them, but not without end; its micro-batches are as short as the budget; and no number changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipelines.training.checkpoints.plans import digest_of
 from pipelines.training.known.experiences import row_lengths
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.trainee import GradientRows, GradientSums
+from pipelines.training.learning.trainee import GradientRows, GradientSums, Trainee
 from pipelines.training.learning.users_first import (
     FEWEST_TOKENS,
     LEAST_SHARE,
@@ -28,6 +28,7 @@ from pipelines.training.learning.users_first import (
     rows_of_length,
 )
 from pipelines.training.settings import AdapterSettings, TrainingSettings
+from pipelines.training.shards.trainee import GroupTrainee
 from tests.unit.pipelines.training.builders import a_learner, random_experience, tiny_model
 from tests.unit.pipelines.training.fake_trainee import UnigramTrainee
 
@@ -90,7 +91,7 @@ def test_a_micro_batch_waits_while_users_wait() -> None:
 
 def test_users_who_never_pause_leave_a_twentieth() -> None:
     clock = Time(0.1)
-    users = UsersFirst(lambda: 1, threading.Event(), CPU, clock)
+    users = UsersFirst(lambda: 1, threading.Event(), CPU, clock, clock)
     with users.turn():
         clock.now += 0.9
     took, before = users.seconds, clock.now
@@ -153,6 +154,15 @@ def test_every_micro_batch_of_a_step_is_asked_for(loss: str, num_passes: int) ->
     assert users.num_asked >= (num_passes + 1) * len(items), "those of the gradient, and those that measure the step"
 
 
+def test_of_several_processes_rank_0_asks() -> None:
+    share: Any = UnigramTrainee()
+    group: Any = None
+    trainee: Trainee = GroupTrainee(share, group)
+    assert trainee.users is None
+    trainee.users = Counted()
+    assert share.users is trainee.users
+
+
 def test_a_stage_inside_another_is_counted_once() -> None:
     stages, began = Stages(), time.monotonic()
     with stages.stage("optimizer"), stages.stage("users"):
@@ -210,7 +220,7 @@ def test_another_error_is_not_hidden() -> None:
 
 
 def test_the_rows_that_are_measured_share_nothing_and_have_every_token() -> None:
-    rows = rows_of_length(150, 64, 48)
+    rows = rows_of_length(150, 64, 64)
     assert row_lengths(rows) == [64, 64, 22]
     assert len({row.segments[0].token_ids[:4] for row in rows}) == 3
     assert [row.segments[0].loss_mask.count(1) for row in rows] == [63, 63, 21]
