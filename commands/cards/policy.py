@@ -21,7 +21,7 @@ DWELL_MOVES = 10.0
 _SHORTEST_DWELL_SECONDS = 300.0
 """Traffic shows no trend within less."""
 _FULL = 0.95
-"""Load of a replica in a busy minute, as a share of what it carries within its latency, above which users get a further card."""
+"""Share of the load that a replica carries in good time: with more of it in a busy minute, users get a further card."""
 _SPARE, _SPARE_WHEN_OLD = 0.9, 0.93
 """Load that the remaining replicas may have after one is taken. Below `_FULL`, so that a card does not come back at once."""
 _OLD_SECONDS = 6 * 3600.0

@@ -30,7 +30,7 @@ class EngineSettings(Section):
     cache_tokens: int = Field(default=16_384, ge=256)
     """Key-value cache of one arm, in tokens. On CPU its mask takes another 4 * max_batch_tokens * cache_tokens bytes."""
     prefix_cache_bytes: int = Field(default=2**28, ge=0)
-    """Memory of one arm for keys and values of what ended, beside `cache_tokens`: a prompt that begins alike starts there. 0: none."""
+    """Memory of one arm for keys and values of ended requests, beside `cache_tokens`: a prompt that begins alike starts there. 0: none."""
     max_in_flight: int = Field(default=256, ge=1)
     """Requests per step; more wait their turn."""
     max_open_requests: int = Field(default=512, ge=1)
