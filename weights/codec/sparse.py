@@ -43,7 +43,7 @@ WIDEST = 4
 """Bytes of a word, at most."""
 MOST_WORDS = 1 << 32
 """The most words of a tensor: places are 32 bits."""
-_SAMPLE = 1 << 21
+_SAMPLE = 1 << 20
 """About how many weights of a version are counted."""
 LINE_BYTES = 64
 """Bytes that the memory reads for one change."""
