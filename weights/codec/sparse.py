@@ -43,7 +43,7 @@ WIDEST = 4
 """Bytes of a word, at most."""
 MOST_WORDS = 1 << 32
 """The most words of a tensor: places are 32 bits."""
-_SAMPLE = 1 << 21
+_SAMPLE = 1 << 20
 """About how many weights of a version are counted."""
 LINE_BYTES = 64
 """Bytes that the memory reads for one change."""
@@ -345,10 +345,8 @@ def _fit_scales(sample: Sample, model: Model) -> tuple[int, tuple[int, ...]]:
 
     def told(scale: int) -> npt.NDArray[np.float64]:
         hazards = scaled(model, scale)[contexts] / (1 << kernels.TIME_BITS)
-        expected: npt.NDArray[np.float64] = np.bincount(
-            places // NUM_CONTEXTS, seen * -np.expm1(-hazards), kernels.NUM_LEVELS
-        )
-        return expected
+        weights = seen * -np.expm1(-hazards)
+        return np.bincount(places // NUM_CONTEXTS, weights, kernels.NUM_LEVELS).astype(np.float64)
 
     num_changed = int(changed.counts.sum())
     scale = scale_of(num_changed, float(told(0).sum())) if num_changed > _EARLIEST_SCALE else 0

@@ -316,7 +316,7 @@ def test_what_a_sample_did_not_show_has_a_code_too() -> None:
     old = np.full(2**22, 0x3C00, "<u2")
     new = old.copy()
     new[::97] += 1
-    # Of every 512 weights the first 256 are counted.
+    # Of every 1,024 weights the first 256 are counted.
     new[[300, 2**21 + 400]] = 0xFFFF, 0x8000
     old[2**20 + 300 : 2**20 + 400] = new[2**20 + 300 : 2**20 + 400] = 0x7F00
     new[2**20 + 350] -= 9

@@ -206,8 +206,8 @@ def test_what_is_counted_is_what_differs_by_class_state_direction_and_token(widt
 def test_gaps_are_the_time_since_the_change_before() -> None:
     block = Block(6, 333, [0, 1, 40, 332])
     places, gaps = np.empty(334, np.uint32), np.empty(334, np.uint64)
-    eights = [words[:332].view("<u8") for words in (block.old, block.new)]
-    count = kernels.find_changes(block.old, block.new, *eights, *block.kinds, block.hazards, places, gaps)
+    old, new = (words[:332].view("<u8") for words in (block.old, block.new))
+    count = kernels.find_changes(block.old, block.new, old, new, *block.kinds, block.hazards, places, gaps)
     times = block.hazards[block.contexts].astype(int)
     assert places[:count].tolist() == [0, 1, 40, 332]
     assert gaps[:count].tolist() == [0, 0, times[2:40].sum(), times[41:332].sum()]
