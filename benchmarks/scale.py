@@ -77,13 +77,12 @@ CONSTANTS = (
 )
 
 
-ENCODE = Constant("encode with hashes, one core", 0.54, "GB/s", "benchmarks.deltas.threads")
-STAGE = Constant("decode and verify, one core", 0.65, "GB/s", "benchmarks.deltas.threads")
-APPLY = Constant("apply, one core", 6.9, "GB/s", "benchmarks.deltas.threads")
-RATIO = Constant("a step's payload at 1% changed", 251, "times smaller", "benchmarks.deltas.threads")
-PUBLISH = Constant("publish, of the rate of encode", 0.8, "", "benchmarks.deltas.product")
-BRING = Constant("bring, of the rate of decode, verify and apply", 0.4, "", "benchmarks.deltas.product")
-CODEC_CONSTANTS = (ENCODE, STAGE, APPLY, RATIO, PUBLISH, BRING)
+ENCODE = Constant("encode with hashes, one core", 0.96, "GB/s", "benchmarks.deltas.threads")
+STAGE = Constant("decode, verify and apply, one core", 0.83, "GB/s", "benchmarks.deltas.threads")
+RATIO = Constant("a step's payload at 1% changed", 256, "times smaller", "benchmarks.deltas.threads")
+PUBLISH = Constant("publish, of the rate of encode", 0.73, "", "benchmarks.deltas.product --layers 2")
+BRING = Constant("bring, of the rate of decode, verify and apply", 0.42, "", "benchmarks.deltas.product --layers 2")
+CODEC_CONSTANTS = (ENCODE, STAGE, RATIO, PUBLISH, BRING)
 TERABYTE, CODEC_CORES = 1000, 20
 """GB of weights, and cores on either side."""
 LINKS = (1, 10)
@@ -95,13 +94,13 @@ def shipped(gigabits: float, encode: float = ENCODE.value, stage: float = STAGE.
     seconds = {
         "encode": TERABYTE / (encode * CODEC_CORES),
         "wire": TERABYTE / RATIO.value * 8 / gigabits,
-        "decode and verify": TERABYTE / (stage * CODEC_CORES),
-        "apply": TERABYTE / (APPLY.value * CODEC_CORES),
+        "decode, verify and apply": TERABYTE / (stage * CODEC_CORES),
     }
-    received = seconds["decode and verify"] + seconds["apply"]
     sums = {
         "codec": sum(seconds.values()),
-        "product": seconds["encode"] / PUBLISH.value + seconds["wire"] + received / BRING.value,
+        "product": seconds["encode"] / PUBLISH.value
+        + seconds["wire"]
+        + seconds["decode, verify and apply"] / BRING.value,
     }
     return seconds | sums
 

@@ -53,10 +53,10 @@ def rows_at_once(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def cut(entry: Entry) -> list[Entry]:
-    """The blocks of a tensor, in order. Raises WeightsRefused: `block_name`, its name is one of a block."""
+    """The blocks of a tensor, in order. Raises WeightsRefused: `wrong_part`, its name is one of a block."""
     name, dtype, shape = entry
     if rows_named(name) is not None:
-        raise WeightsRefused("block_name", f"a tensor cannot have the name {name!r}, which is one of a block of rows")
+        raise WeightsRefused("wrong_part", f"a tensor cannot have the name {name!r}, which is one of a block of rows")
     if not (step := rows_at_once(dtype, shape)):
         return [entry]
     firsts = range(0, shape[0], step)

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def measure(parts: Sequence[int], rounds: int, layers: int, vocabulary: int = _VOCABULARY) -> dict[str, Any]:
     """GB/s per number of parts; 1: one process publishes as it always did."""
-    generator, samples = np.random.default_rng(0), {count: list[dict[str, Seconds]]() for count in parts}
+    generator, samples = np.random.default_rng(0), {count: list[Seconds]() for count in parts}
     with tempfile.TemporaryDirectory() as folder:
         worlds = [_World(Path(folder) / str(count), count) for count in parts]
         target = _start(generator, layers, vocabulary)
@@ -101,7 +101,7 @@ class _World:
         self.replica = Replica(folder / "replica", self.store, _POLICY)
         self.histories = [History() for _ in range(num_parts)]
 
-    def step(self, version: int, base: Tensors, target: Tensors) -> dict[str, Seconds]:
+    def step(self, version: int, base: Tensors, target: Tensors) -> Seconds:
         """Publish and bring a version; the seconds of both, and of the codec for the same."""
         whole = self.store.load_state(_POLICY, version - 1)[1] if version else History()
         encoding, _ = (
