@@ -19,8 +19,9 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.short_batches import keep_short
 from pipelines.training.learning.trainees import make_trainee
-from pipelines.training.learning.users_first import UsersFirst, keep_short
+from pipelines.training.learning.users_first import UsersFirst
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader

@@ -39,7 +39,7 @@ from weights.codec.sparse import (
     BaseTensor,
     Encoder,
     Places,
-    Sample,
+    TensorSample,
     count_changes,
     decode_sparse,
     room_for,
@@ -143,7 +143,7 @@ class _VersionEncoder:
         """The smallest way of every tensor, and the tables of those that are sparse, in the order in which their types appear."""
         coder = Encoder(self.num_weights)
 
-        def look(entry: Entry) -> Sample | None:
+        def look(entry: Entry) -> TensorSample | None:
             held, after = self._held(entry), words_of(self._target[entry[0]])
             is_wide = after.itemsize > WIDEST or after.size > MOST_WORDS
             return None if held is None or is_wide else coder.look(held, after)
@@ -163,9 +163,9 @@ class _VersionEncoder:
         used = {dtype for (_, dtype, _), way in zip(self.layout, ways, strict=True) if way.head.way == SPARSE}
         return ways, {dtype: tables for dtype, tables in models.items() if dtype in used}
 
-    def _described(self, samples: Sequence[Sample | None]) -> list[Sample | None]:
+    def _described(self, samples: Sequence[TensorSample | None]) -> list[TensorSample | None]:
         """Without those whose changes take too much room; in the order of the layout, so that every machine describes the same ones."""
-        room, described = room_for(self.num_weights), list[Sample | None]()
+        room, described = room_for(self.num_weights), list[TensorSample | None]()
         for sample in samples:
             is_one = sample is not None and sample.num_changed <= room
             described.append(sample if is_one else None)
@@ -180,7 +180,7 @@ class _VersionEncoder:
         return BaseTensor(*entry, words, self._history.states(entry[0], words.size))
 
 
-def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: Sample | None) -> _Way:
+def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: TensorSample | None) -> _Way:
     """The smallest way to send a tensor."""
     if held is None:
         return _smallest(None, after, after.size)
