@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator
 
-    from pipelines.training.learning.figures import Stages
+    from pipelines.training.learning.stages import Stages
 
 LEAST_SHARE = 0.05
 """Of the time, for the trainer, where users never pause."""

@@ -17,7 +17,6 @@ import torch
 from contracts.errors import InvalidSettings
 from contracts.memory.training import TrainingWay, passes_of
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, machine_of, precision_of
-from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import MasterAdamW, identity_of, make_pairs
 from pipelines.training.learning.micro_batches import (
@@ -31,6 +30,7 @@ from pipelines.training.learning.micro_batches import (
 )
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
+from pipelines.training.learning.stages import Stages
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
 from pipelines.training.learning.users_first import UsersFirst, in_turn

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 
 from pipelines.training.checkpoints.plans import digest_of
 from pipelines.training.known.experiences import row_lengths
-from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.short_batches import FEWEST_TOKENS, TRIES, keep_short, rows_of_length
+from pipelines.training.learning.stages import Stages
 from pipelines.training.learning.trainee import GradientRows, GradientSums, Trainee
 from pipelines.training.learning.users_first import LEAST_SHARE, UsersFirst
 from pipelines.training.settings import AdapterSettings, TrainingSettings
