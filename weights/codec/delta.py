@@ -42,6 +42,7 @@ from weights.codec.sparse import (
     TensorSample,
     count_changes,
     decode_sparse,
+    read_only,
     room_for,
 )
 from weights.cores import each
@@ -144,7 +145,7 @@ class _VersionEncoder:
         coder = Encoder(self.num_weights)
 
         def look(entry: Entry) -> TensorSample | None:
-            held, after = self._held(entry), words_of(self._target[entry[0]])
+            held, after = self._held(entry), read_only(words_of(self._target[entry[0]]))
             is_wide = after.itemsize > WIDEST or after.size > MOST_WORDS
             return None if held is None or is_wide else coder.look(held, after)
 
@@ -154,7 +155,7 @@ class _VersionEncoder:
         def code(number: int) -> _Way:
             entry, sample = self.layout[number], samples[number]
             tensor, held = self._target[entry[0]], self._held(entry)
-            way = _changed(coder, held, words_of(tensor), sample)
+            way = _changed(coder, held, read_only(words_of(tensor)), sample)
             if way.num_changed == 0 and held is not None:
                 way = _Way(TensorHead(), b"", 0, moves=no_moves(tensor))
             return way._replace(digest=digest_of(tensor))
@@ -177,7 +178,7 @@ class _VersionEncoder:
         if old is None:
             return None
         words = words_of(old)
-        return BaseTensor(*entry, words, self._history.states(entry[0], words.size))
+        return BaseTensor(*entry, read_only(words), read_only(self._history.states(entry[0], words.size)))
 
 
 def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: TensorSample | None) -> _Way:
@@ -229,7 +230,7 @@ def stage(
             return _Decoded(digest_of(old), no_moves(old), None)
         if head.way == SPARSE and old is not None and entry[1] in models:
             before = words_of(old)
-            held = BaseTensor(*entry, before, past.states(entry[0], before.size))
+            held = BaseTensor(*entry, read_only(before), read_only(past.states(entry[0], before.size)))
             words, moves, digest = decode_sparse(held, models[entry[1]], head, body)
             return _Decoded(digest, moves, TensorChange(*entry[1:], moves.places, words))
         change = TensorChange(*entry[1:], None, _whole(old, entry, head, body))

@@ -327,7 +327,14 @@ def _block_contexts(known: BaseTensor, origin: int, factors: SignFactors, model:
         coder.add_levels(plain, origin, *factors, np.uint32(8 + model.class_bits), contexts)
         shift, mask = 0, (1 << 32) - 1
     kind = contexts.dtype.type
-    return contexts, kind(shift), kind(mask)
+    return read_only(contexts), kind(shift), kind(mask)
+
+
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory. Loops are compiled for arrays that may be written and for others apart: what is only read is always of one kind."""
+    view = array[:]
+    view.flags.writeable = False
+    return view
 
 
 def _eights(words: Words) -> npt.NDArray[np.uint64]:
