@@ -122,6 +122,8 @@ class GroupTrainee:
 
     def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
         """As in `Trainee`."""
+        if self._share.is_cut:  # versions with whole weights have none, and no other rank needs their bits
+            return None
         found: ProbeAnswers | None = self._ask(Probe(self._number_of(bits)))
         return found
 
