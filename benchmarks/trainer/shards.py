@@ -194,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
         [(name, json.dumps(value)) for name, value in figures.items()],
     )
     if options.json:
-        print(f"written: {write_report('trainer-shards', figures)}")
+        print(f"written: {write_report('trainer-shards' if options.rank else 'trainer-shards-whole', figures)}")
     return 0 if figures["good"] else 1
 
 
