@@ -67,9 +67,12 @@ def cut(entry: Entry) -> list[Entry]:
     ]
 
 
-def blocks_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors in blocks: views of the same memory, made when they are asked for if the tensors are. Raises as `cut`."""
-    found = _Blocks(tensors)
+def blocks_of(tensors: Mapping[str, Tensor], layout: Iterable[Entry] | None = None) -> Mapping[str, Tensor]:
+    """The tensors in blocks: views of the same memory, made when they are asked for if the tensors are. Raises as `cut`.
+
+    `layout`: of the tensors; None: each is asked for once to learn it.
+    """
+    found = _Blocks(tensors, layout)
     return {name: found[name] for name in found} if isinstance(tensors, dict) else found
 
 
@@ -135,12 +138,14 @@ def _whole(name: str, group: list[tuple[int, int, Entry]]) -> Whole:
 class _Blocks(Mapping[str, Tensor]):
     """Blocks that are made when they are asked for; the last tensor is kept, because its blocks are asked for one by one."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], layout: Iterable[Entry] | None) -> None:
         self._tensors = tensors
         self._last: tuple[str, Tensor] | None = None
         self._names: dict[str, Rows | None] = {}
-        for name, tensor in tensors.items():
-            self._names |= {entry[0]: rows_named(entry[0]) for entry in cut((name, tensor.dtype, tuple(tensor.shape)))}
+        if layout is None:
+            layout = ((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
+        for entry in layout:
+            self._names |= {block[0]: rows_named(block[0]) for block in cut(entry)}
 
     def __getitem__(self, name: str) -> Tensor:
         if (rows := self._names[name]) is None:

@@ -180,19 +180,29 @@ class WeightReader(ABC):
         arrived = self._follow(policy, version, {}, follow)
         return arrived.own(), arrived.history
 
-    def load_rows(self, policy: str, version: int, wanted: Collection[Rows]) -> dict[Rows, Tensor]:
+    def load_rows(
+        self, policy: str, version: int, wanted: Collection[Rows], start: tuple[int, Mapping[str, Tensor]] | None = None
+    ) -> dict[Rows, Tensor]:
         """Rows of tensors of a version: nothing is fetched of a part that holds none of them, here and in the versions on the way.
+
+        `start`: an anchor, and its blocks, which are looked at as they are needed: where steps of parts lead on from it, no full copy is fetched.
 
         Verified: every leaf of a part that is fetched, against the signed manifest, whose leaves add up to the root. Not verified: the other
         parts. Edges without parts are fetched whole. Raises as `load`; NotFound also for rows that the version does not have.
         """
 
-        def follow(way: list[Manifest]) -> dict[Rows, Tensor]:
+        def follow(way: list[Manifest]) -> dict[Rows, Tensor] | None:
             num_whole = next((number for number, edge in enumerate(way) if edge.leaves), len(way))
+            given = start[1] if start and (not way or way[0].base_version == start[0]) else None
+            if given is not None and num_whole:  # such an edge changes whole tensors
+                return None
             traveller, needed = _Traveller({}), {name for rows in wanted for name in _blocks_with(rows, way[-1])}
             for manifest in way[:num_whole]:
                 traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
-            blocks, parts = blocks_of(traveller.own()), list[tuple[Manifest, list[Manifest]]]()
+            blocks, parts = (
+                blocks_of(traveller.own()) if given is None else given,
+                list[tuple[Manifest, list[Manifest]]](),
+            )
             for manifest in reversed(way[num_whole:]):
                 found = [edge for edge in edges_of_parts(manifest) if any(leaf.name in needed for leaf in edge.leaves)]
                 needed |= {leaf.name for edge in found for leaf in edge.leaves}
@@ -212,7 +222,10 @@ class WeightReader(ABC):
                 )
             return {rows: take_rows(held if parts else blocks, rows) for rows in wanted}
 
-        return self._follow(policy, version, {}, follow)
+        found = self._follow(policy, version, {start[0]: NO_HISTORY}, follow) if start else None
+        if found is None:
+            found = self._follow(policy, version, {}, follow)
+        return found or {}
 
     def stage_onto(
         self,

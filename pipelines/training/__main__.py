@@ -42,7 +42,7 @@ def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) ->
     facts = facts_of(schema.release(), {"millrace": settings, "training": training})
     settings = settings.model_copy(update={"device": member.device(settings.device)})
     seconds = training.group_seconds
-    words, signs = (connect(member, os.environ, seconds) for _ in range(2))
+    words, signs = connect(member, os.environ, seconds)
     join(words, member, facts, seconds)
     # A process alone takes its lease before it imports torch.
     from pipelines.training.process import lend_hands  # noqa: PLC0415 as above

@@ -135,9 +135,15 @@ class TokenBudget:
     most: int
     current: int = field(init=False)
     num_fitting: int = field(default=0, init=False)
+    _in_memory: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.current = self.most
+        self.current = self._in_memory = self.most
+
+    @property
+    def in_memory(self) -> int:
+        """Tokens that memory is thought to hold, however few a pass may have for other reasons."""
+        return self._in_memory if self.current == self.most else self.current
 
     def shrink(self, num_rows: int, longest: int) -> bool:
         """Halve the budget for rows that did not fit; False if each row already has its own forward pass."""
@@ -150,7 +156,7 @@ class TokenBudget:
     def reduce(self, num_deaths: int) -> None:
         """Shrink for good after hard deaths in a row that no sample explains: to a quarter, then to one row at a time."""
         if num_deaths:
-            self.most = self.current = max(self.most // 4, 1) if num_deaths == 1 else 1
+            self.most = self.current = self._in_memory = max(self.most // 4, 1) if num_deaths == 1 else 1
 
     def limit(self, num_tokens: int) -> None:
         """No more from now on, whatever memory would hold."""

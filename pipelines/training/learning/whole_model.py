@@ -205,7 +205,7 @@ class WholeModel:
 
     def _recomputes(self, batch: MicroBatch | PackedBatch) -> bool:
         """True if the backward pass computes the layers of a batch again."""
-        is_large = batch.num_tokens > self.budget.current
+        is_large = batch.num_tokens > self.budget.in_memory
         return self._recompute == "always" or (self._recompute == "auto" and is_large)
 
     def clip(self, max_norm: float) -> float:

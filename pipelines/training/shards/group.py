@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 120.0
 _PATIENCE = timedelta(days=365)
+_WORD_BYTES = 2**22
+"""Torch's store breaks at values above 8 MiB."""
 _RANK_SECONDS = 1.0
 """To ask how far one rank is."""
 
@@ -96,14 +98,19 @@ class Group:
 
     def leave(self, name: str, content: bytes) -> None:
         """Leave a word for another rank, in any thread and at any time. A second of the same name takes its place."""
-        self._store.set(f"word/{name}", content.decode())
+        pieces = range(0, len(content), _WORD_BYTES)
+        for number, at in enumerate(pieces):
+            self._store.set(f"word/{name}/{number}", content[at : at + _WORD_BYTES])  # type: ignore[arg-type]  # its stub forgets bytes
+        self._store.set(f"word/{name}", str(len(pieces)))
 
     def take(self, name: str) -> bytes | None:
         """A word that another rank left; None: there is none yet. In any thread."""
         if not self._store.check([f"word/{name}"]):
             return None
-        content = self._store.get(f"word/{name}")
-        self._store.delete_key(f"word/{name}")
+        names = [f"word/{name}/{number}" for number in range(int(self._store.get(f"word/{name}")))]
+        content = b"".join(self._store.get(each) for each in names)
+        for each in (f"word/{name}", *names):
+            self._store.delete_key(each)
         return content
 
     def raise_together(self, error: Exception | None) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import msgspec
 import structlog
@@ -81,19 +82,48 @@ def facts_of(release: str, sections: Mapping[str, Section]) -> dict[str, str]:
     return found
 
 
-def connect(member: GroupMember, environment: Mapping[str, str], seconds: float) -> Store:
-    """The store of a group, as its environment says: of torchrun's agent, or of rank 0. Raises Unavailable: nobody opened it in time."""
+def connect(member: GroupMember, environment: Mapping[str, str], seconds: float) -> tuple[Store, Store]:
+    """The store of this attempt of a group, twice, for threads that must not wait for each other: of torchrun's agent, or of rank 0.
+
+    Raises Unavailable: nobody opened it in time, or a rank is missing.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # noqa: PLC0415 a process alone takes its lease before it imports torch
+    from torch.distributed.distributed_c10d import PrefixStore  # noqa: PLC0415 as above
 
     where = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     is_host = member.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    options: dict[str, Any] = {"wait_for_workers": False, "multi_tenant": True}
     try:
-        found: Store = TCPStore(
-            *where, member.world, is_host, timedelta(seconds=seconds), wait_for_workers=False, multi_tenant=True
+        words, signs = (
+            TCPStore(*where, member.world, is_host, timedelta(seconds=seconds), **options) for _ in range(2)
         )
     except RuntimeError as error:
         raise Unavailable(f"rank 0 at {where[0]}:{where[1]} does not answer within {seconds:g} s: {error}") from error
-    return found
+    name = meet(words, member, seconds)
+    return PrefixStore(name, words), PrefixStore(name, signs)
+
+
+def meet(words: SharedWords, member: GroupMember, seconds: float) -> str:
+    """A name for what these processes tell each other, and no earlier ones did: torchrun's store outlives a restart, with all that was said there.
+
+    Each rank says hello under a name of its own; rank 0 answers those of now until all have thanked. Raises Unavailable: a rank is missing.
+    """
+    until, own = time.monotonic() + seconds, uuid.uuid4().hex
+    if member.rank:
+        words.set(f"hello/{member.rank}", own)
+        while not words.check([f"welcome/{own}"]):
+            _wait(until, seconds, [0], member)
+        [found] = words.multi_get([f"welcome/{own}"])
+        words.set(f"{found.decode()}/{member.rank}", "")
+        return found.decode()
+    missing = [*range(1, member.world)]
+    while missing:
+        greeting = [name for rank in missing if words.check([name := f"hello/{rank}"])]
+        for other in words.multi_get(greeting) if greeting else ():
+            words.set(f"welcome/{other.decode()}", own)
+        _wait(until, seconds, missing, member)
+        missing = [rank for rank in missing if not words.check([f"{own}/{rank}"])]
+    return own
 
 
 def join(words: SharedWords, member: GroupMember, facts: Mapping[str, str], seconds: float) -> None:
@@ -120,11 +150,14 @@ def join(words: SharedWords, member: GroupMember, facts: Mapping[str, str], seco
 def _all(words: SharedWords, member: GroupMember, what: str, seconds: float) -> list[str]:
     names, until = [f"{what}/{rank}" for rank in range(member.world)], time.monotonic() + seconds
     while not words.check(names):
-        if time.monotonic() > until:
-            missing = [str(rank) for rank, name in enumerate(names) if not words.check([name])]
-            raise Unavailable(f"rank {', '.join(missing)} of {member.world} did not come within {seconds:g} s")
-        time.sleep(seconds / 1000)
+        _wait(until, seconds, [rank for rank, name in enumerate(names) if not words.check([name])], member)
     return names
+
+
+def _wait(until: float, seconds: float, missing: Sequence[int], member: GroupMember) -> None:
+    if time.monotonic() > until:
+        raise Unavailable(f"rank {', '.join(map(str, missing))} of {member.world} did not come within {seconds:g} s")
+    time.sleep(seconds / 1000)
 
 
 class Pulse:

@@ -107,7 +107,7 @@ def _first_end(ranks: Sequence[subprocess.Popen[bytes]], stop: threading.Event) 
         ends = [EndedRank(rank, status) for rank, process in enumerate(ranks) if (status := process.poll()) is not None]
         # One that was killed explains those that failed because of it.
         for ended in sorted(ends, key=lambda item: item.status):
-            if ended.rank == 0 or ended.status:
+            if ended.rank == 0 or (ended.status and not is_told):
                 return ended
         time.sleep(_LOOK_SECONDS)
 

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import cached_file
 
 from contracts.errors import NotFound, WeightsRefused
-from policy.conversion import ParameterView, conversion_of, sparse_parts, views_of
+from policy.conversion import ParameterView, conversion_of, sparse_parts, state_of, views_of
 from policy.load import avoid_planned_attention
 from weights.mapped import map_checkpoint
 from weights.rows import rows_in, rows_of
@@ -56,6 +56,13 @@ class BaseFiles(Mapping[str, Tensor]):
         """The model without memory: what is asked of it disturbs no pass."""
         self._files, self.conversion = map_checkpoint(self._folder), conversion_of(self.layout)
         check_tensors(self._files, self.conversion)
+        state, trained = state_of(self.layout), {id(each) for each in self.layout.parameters()}
+        self.untrained = frozenset(
+            name
+            for name, (_, place) in self.conversion.items()
+            if any(id(state[view.parameter]) not in trained for view in views_of(place))
+        )
+        """Buffers that a checkpoint of the model has: no step changes them, and no checkpoint of the trainer has them."""
 
     def __getitem__(self, name: str) -> Tensor:
         words = published_values(self._files[name]).contiguous().view(torch.int16).numpy()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from contracts.errors import MillraceError, Unavailable, WeightsRefused
+from contracts.errors import Unavailable, WeightsRefused
 from pipelines.training.checkpoints.checkpoint_names import WEIGHTS
 from pipelines.training.checkpoints.tensor_files import TensorFile, open_tensors
 from pipelines.training.state import BASE_VERSION
@@ -52,7 +52,10 @@ class VersionInPieces(ModelBits):
 
     def __init__(self, files: BaseFiles, weights: TensorFile) -> None:
         super().__init__(files.layout, weights=weights)
-        self.folder = weights.folder
+        self._files, self.folder = files, weights.folder
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name] if name in self._files.untrained else super().__getitem__(name)
 
 
 class PartOrder(msgspec.Struct):
@@ -82,13 +85,17 @@ class OwnPart:
         """Blocks of the newest version and of its parent."""
         self._history, self._moves = History(), dict[str, Moves]()
         """After the parent, and what the newest version adds once the next one says that it was merged."""
+        self.stop = threading.Event()
+        """What is being published is given up, as soon as that is safe."""
 
     def publish(self, order: PartOrder) -> list[Manifest]:
         """Encode and store this part of each edge. Raises as `publish_part`, `VersionInPieces` and `WeightStore.load_rows`."""
         step = order.edges[0]
         parent = step.base_version or BASE_VERSION
         self._follow(step)
-        base = self.held.get(parent) or self._read(step.policy, parent)
+        base = self.held.get(parent)
+        if base is None:
+            base = self._read(step.policy, parent)
         self.held = {parent: base}
         target = self._taken(VersionInPieces(self._files, open_tensors(Path(order.folder), WEIGHTS)))
         try:
@@ -113,13 +120,16 @@ class OwnPart:
             name: rows_named(name) or Rows(name, 0, shape[0] if shape else 1)
             for name, (_, shape) in self._blocks.items()
         }
-        found = self._store.load_rows(policy, version, [*rows.values()])
+        start = BASE_VERSION, blocks_of(self._files, self.layout)
+        found = self._store.load_rows(policy, version, [*rows.values()], start)
         return {name: found[rows[name]]._replace(shape=shape) for name, (_, shape) in self._blocks.items()}
 
     def _taken(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's blocks of a version; at most two whole tensors are in memory meanwhile."""
-        blocks, found = blocks_of(tensors), dict[str, Tensor]()
+        """This rank's blocks of a version; no other tensor is read, and at most two are in memory as a whole."""
+        blocks, found = blocks_of(tensors, self.layout), dict[str, Tensor]()
         for name in self._blocks:
+            if self.stop.is_set():
+                raise Unavailable("the trainer ends")
             block = blocks[name]
             found[name] = block if rows_named(name) is None else block._replace(data=block.data.copy())
         return found
@@ -131,7 +141,7 @@ class PartsOfAll:
     def __init__(self, own: OwnPart, group: Group, signer: Signer | None, stop: threading.Event) -> None:
         """`stop`: when it is set, nobody is waited for much longer."""
         self._own, self._group, self._signer, self._stop = own, group, signer, stop
-        self._digest = NO_HISTORY
+        self._digest, self._ends = NO_HISTORY, math.inf
 
     def publish(
         self, store: WeightStore, about: Manifest, target: Mapping[str, Tensor], parent_root: str | None
@@ -162,12 +172,12 @@ class PartsOfAll:
 
     def _reply_of(self, rank: int, order: PartOrder) -> PartReply:
         """Without a deadline: a rank that hangs ends the group, see `Pulse`. Raises Unavailable: the trainer ends."""
-        until = math.inf
-        while time.monotonic() < until:
+        while time.monotonic() < self._ends:
             content = self._group.take(_REPLY.format(rank))
             if content is None:
                 time.sleep(_LOOK_SECONDS)
-                until = min(until, time.monotonic() + LAST_SECONDS) if self._stop.is_set() else math.inf
+                if self._stop.is_set():
+                    self._ends = min(self._ends, time.monotonic() + LAST_SECONDS)
             elif (reply := msgspec.json.decode(content, type=PartReply)).name == order.name:
                 return reply
         raise Unavailable(f"rank {rank} did not publish its part before the trainer ended")
@@ -176,10 +186,9 @@ class PartsOfAll:
 @contextmanager
 def publishing_beside(own: OwnPart, group: Group) -> Iterator[None]:
     """Of a rank other than 0: publish what rank 0 orders, in a thread of its own, while the body computes."""
-    stop = threading.Event()
 
     def work() -> None:
-        while not stop.wait(_LOOK_SECONDS):
+        while not own.stop.wait(_LOOK_SECONDS):
             try:
                 content = group.take(_ORDER.format(group.rank))
             except RuntimeError as error:  # torch's, of a store that is gone: so is the group
@@ -194,12 +203,13 @@ def publishing_beside(own: OwnPart, group: Group) -> Iterator[None]:
     try:
         yield
     finally:
-        stop.set()
+        own.stop.set()
+        thread.join(LAST_SECONDS)
 
 
 def _reply_to(order: PartOrder, own: OwnPart) -> PartReply:
     try:
         return PartReply(order.name, own.publish(order))
-    except (MillraceError, OSError) as error:
-        log.warning("this rank's part of a version is not published", folder=order.folder, reason=str(error))
-        return PartReply(order.name, problem=str(error))
+    except Exception as error:
+        log.warning("this rank's part of a version is not published", folder=order.folder, exc_info=True)
+        return PartReply(order.name, problem=str(error) or type(error).__name__)

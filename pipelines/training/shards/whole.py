@@ -130,7 +130,8 @@ class ShardedModel(Share):
         self._pieces.keep()
         own = {name: rows_of(self._group.rank, self._group.world, shape) for name, shape in self._shapes().items()}
         parts = {name: LocalPart(self.optimizer.weights[name], first, shape) for name, (first, _, shape) in own.items()}
-        for name, place in self.files.conversion.items():
+        for name in sorted(self.files.conversion.keys() - self.files.untrained):
+            place = self.files.conversion[name]
             words = torch.empty(place.shape, dtype=torch.bfloat16)
             if self._bits is not None:
                 words.copy_(published_values(self._bits[name]))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from contracts.errors import StepsBroken
-from pipelines.training.learning.device import check_card
+from pipelines.training.learning.device import TokenBudget, check_card
 
 CPU = torch.device("cpu")
 
@@ -24,3 +24,11 @@ def test_one_wrong_number_is_enough_to_refuse_a_device() -> None:
 
     with pytest.raises(StepsBroken, match="cpu multiplies wrongly"):
         check_card(CPU, wrong)
+
+
+def test_layers_are_computed_again_for_memory_alone() -> None:
+    budget = TokenBudget(4096)
+    budget.limit(256)  # users must not wait for longer
+    assert (budget.current, budget.in_memory) == (256, 4096)
+    assert budget.shrink(4, 64)
+    assert (budget.current, budget.in_memory) == (128, 128), "memory ran out"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.shards.joining import BROKEN, GroupMember, Pulse, facts_of, join
+from pipelines.training.shards.joining import BROKEN, GroupMember, Pulse, facts_of, join, meet
 from runtime.settings import Settings
 
 FIRST, SECOND = GroupMember(0, 2, 0), GroupMember(1, 2, 1)
@@ -37,6 +39,28 @@ class Words:
 
 def with_other(member: GroupMember, facts: dict[str, str]) -> Words:
     return Words({f"facts/{member.rank}": msgspec.json.encode(facts), f"read/{member.rank}": b""})
+
+
+def test_an_attempt_has_a_name_that_no_earlier_one_had_whoever_comes_first() -> None:
+    words, seen = Words(), set[str]()
+    for late in (0, 1, 2):  # each attempt finds what the ones before have left
+        with ThreadPoolExecutor(3) as ranks:
+            order = sorted(range(3), key=lambda rank: rank == late)
+            started = []
+            for rank in order:
+                if rank == late:
+                    time.sleep(0.2)
+                started.append(ranks.submit(meet, words, GroupMember(rank, 3, 0), 10.0))
+        [name] = {each.result() for each in started}
+        assert name not in seen
+        seen.add(name)
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, "1, 2"), (1, "0")])
+def test_who_is_missing_is_named(rank: int, missing: str) -> None:
+    words = Words({"hello/1": b"of an attempt before", "hello/2": b"likewise"})
+    with pytest.raises(Unavailable, match=rf"rank {missing} of 3 did not come within 0\.05 s"):
+        meet(words, GroupMember(rank, 3, 0), 0.05)
 
 
 @pytest.mark.parametrize(("member", "other"), [(FIRST, SECOND), (SECOND, FIRST)])

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
-from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.checkpoints.checkpoint_names import WEIGHTS
-from pipelines.training.checkpoints.tensor_files import open_tensors
+from pipelines.training.checkpoints.tensor_files import TensorFile, open_tensors
 from pipelines.training.shards.loading import BaseFiles
 from pipelines.training.shards.parts import OwnPart, PartsOfAll, VersionInPieces, publishing_beside
 from tests.unit.pipelines.training.builders import tiny_model
@@ -43,9 +44,9 @@ class Words:
 class World:
     """Ranks with one store, and the checkpoints of versions."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: Any = None) -> None:
         self.folder, self.store = folder, open_store_at(folder / "store")
-        self.model = tiny_model(tied=False)
+        self.model = model or tiny_model(tied=False)
         self.files = BaseFiles(saved(self.model, folder / "base"))
         self.weights = {name: each.detach().clone() for name, each in self.model.named_parameters()}
         base = dict(self.files.items())
@@ -121,6 +122,55 @@ def test_a_start_with_another_number_of_ranks_goes_on_from_what_the_store_has(wo
         assert world.has(version, bits)
 
 
+def test_after_a_start_no_rank_fetches_a_full_copy_where_steps_in_parts_lead_on_from_version_0(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start(2)
+    for version in (1, 2):
+        world.publish(version, world.step(version))
+    fetched, payload = list[Manifest](), world.store.payload
+
+    def watched(edge: Manifest) -> bytes:
+        fetched.append(edge)
+        return payload(edge)
+
+    monkeypatch.setattr(world.store, "payload", watched)
+    world.start(3)
+    bits = world.step(3)
+    world.publish(3, bits)
+    assert {(edge.version, edge.kind) for edge in fetched} == {(1, "step"), (2, "step")}
+    assert world.has(3, bits)
+
+
+def test_ranks_read_each_tensor_of_a_checkpoint_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.start(3)
+    world.publish(1, world.step(1))
+    bits, read, rows = world.step(2), list[str](), TensorFile.rows
+
+    def watched(file: TensorFile, name: str, first: int, last: int) -> torch.Tensor:
+        read.append(name)
+        return rows(file, name, first, last)
+
+    monkeypatch.setattr(TensorFile, "rows", watched)
+    world.publish(2, bits)
+    assert sorted(read) == sorted(world.weights)
+    assert world.has(2, bits)
+
+
+def test_a_buffer_that_no_step_changes_is_published_as_the_base_has_it(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"moe_intermediate_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+    config = Glm4MoeConfig(**sizes, **experts, intermediate_size=16, num_hidden_layers=2)
+    world = World(tmp_path, Glm4MoeForCausalLM(config).eval().requires_grad_(requires_grad=False))
+    assert any("e_score_correction_bias" in name for name in world.files.untrained)
+    with world.ranks:
+        world.start(2)
+        for version in (1, 2):
+            bits = world.step(version)
+            world.publish(version, bits)
+            assert world.has(version, bits)
+
+
 def test_a_version_may_begin_at_an_older_one(world: World) -> None:
     world.start(2)
     for version in (1, 2, 3):
@@ -147,7 +197,7 @@ def test_an_anchor_is_published_in_full_by_all_too(world: World, monkeypatch: py
 class _Full:
     """A store with a full disk, for a while."""
 
-    def __init__(self, store: WeightStore, num_failures: int, error: MillraceError) -> None:
+    def __init__(self, store: WeightStore, num_failures: int, error: Exception) -> None:
         self._store, self.left, self._error = store, num_failures, error
 
     def __getattr__(self, name: str) -> Any:
@@ -160,10 +210,12 @@ class _Full:
         self._store.put_part(*part)
 
 
-@pytest.mark.parametrize("error", [Unavailable("the disk is full"), InvalidSettings("the key is refused")])
+@pytest.mark.parametrize(
+    "error", [Unavailable("the disk is full"), InvalidSettings("the key is refused"), MemoryError("no memory")]
+)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_that_fails_is_named_nothing_is_published_and_the_next_attempt_is_whole(
-    world: World, rank: int, error: MillraceError
+    world: World, rank: int, error: Exception
 ) -> None:
     full = _Full(world.store, 0, error)
     world.start(2, {rank: full})
@@ -171,7 +223,7 @@ def test_one_rank_that_fails_is_named_nothing_is_published_and_the_next_attempt_
     full.left = 2
     bits = world.step(2)
     for _ in range(2):
-        with pytest.raises(Unavailable, match=f"rank {rank}: {error.message}"):
+        with pytest.raises(Unavailable, match=f"rank {rank}: {error}"):
             world.publish(2, bits)
         assert world.store.versions(POLICY) == [0, 1]
     again = world.step(2)  # the version was cut again, from newer weights
