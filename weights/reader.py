@@ -171,8 +171,8 @@ class WeightReader(ABC):
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The tensors of a version, and the history that its next step may be coded with. Raises as `stage_onto`."""
 
-        def follow(way: list[Manifest]) -> _Traveller:
-            traveller = _Traveller({})
+        def follow(way: list[Manifest]) -> Traveller:
+            traveller = Traveller({})
             for manifest in way:
                 traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
             return traveller
@@ -189,7 +189,7 @@ class WeightReader(ABC):
 
         def follow(way: list[Manifest]) -> dict[Rows, Tensor]:
             num_whole = next((number for number, edge in enumerate(way) if edge.leaves), len(way))
-            traveller, needed = _Traveller({}), {name for rows in wanted for name in _blocks_with(rows, way[-1])}
+            traveller, needed = Traveller({}), {name for rows in wanted for name in _blocks_with(rows, way[-1])}
             for manifest in way[:num_whole]:
                 traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
             blocks, parts = blocks_of(traveller.own()), list[tuple[Manifest, list[Manifest]]]()
@@ -236,7 +236,7 @@ class WeightReader(ABC):
         """
 
         def follow(way: list[Manifest]) -> list[Hop]:
-            traveller, hops = _Traveller(base, history, base_root), []
+            traveller, hops = Traveller(base, history, base_root), []
             for number, manifest in enumerate(way, start=1):
                 hops.append(Hop(manifest, traveller.stage(manifest, payload or self.payload)))
                 if number < len(way):
@@ -324,7 +324,7 @@ def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Mo
         history.reset()
 
 
-class _Traveller:
+class Traveller:
     """The tensors and the history along a route. The start is only read."""
 
     def __init__(

@@ -1,24 +1,31 @@
-"""Decodes edges, of one payload or of parts. In: the base, a manifest, its payloads. Out: changes of whole tensors, verified.
+"""Decodes edges, of one payload or of parts. In: the base, a manifest, its payloads. Out: changes of whole tensors, verified, or a file of the target.
 
 Each part is verified against its own leaves, and the manifest says that these add up to its root (`weights.versions.parts`).
 """
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 import numpy as np
 
-from weights.blocks import Whole, blocks_of, root_as, wholes_of
-from weights.codec.delta import Staged, TensorChange, stage
+from weights.blocks import Entry, Rows, Whole, blocks_of, root_as, rows_named, wholes_of
+from weights.codec.delta import KeepLayout, Staged, TensorChange, stage
 from weights.codec.history import History, Moves
 from weights.codec.kernels import Words
-from weights.codec.sparse import LINE_BYTES
+from weights.codec.sparse import Keep
 from weights.cores import each
-from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, words_of
+from weights.files import full_disk_named
+from weights.tensors import ELEMENT_BYTES, Tensor, safetensors_header, words_of
 from weights.versions.manifest import Manifest, edges_of_parts
 
 PayloadOf = Callable[[Manifest], bytes]
@@ -59,11 +66,11 @@ def stage_parts(
     *,
     base_root: str | None,
     parts: Sequence[Manifest] | None = None,
-    use: Callable[[Staged], Staged] = lambda staged: staged,
+    keep: KeepLayout | None = None,
 ) -> list[Staged]:
     """The parts of an edge, on as many cores as there are. `blocks`: of the base, whose root is `base_root`. `parts`: None: all of them.
 
-    `use` gets the changes of a part once it is verified; what it returns is kept. Raises as `weights.codec.delta.stage`.
+    Raises as `weights.codec.delta.stage`, which says what `keep` is: each part has its own layout, of blocks.
     """
     turn = threading.Lock()  # whoever fetches uses all connections, and two parts may have a chunk in common
 
@@ -73,49 +80,82 @@ def stage_parts(
         known = None if manifest.base_root is None else held
         with turn:
             payload = payload_of(edge)
-        return use(stage(known, edge, payload, history, base_root=base_root))
+        return stage(known, edge, payload, history, base_root=base_root, keep=keep)
 
     edges = edges_of_parts(manifest) if parts is None else parts
     return each(one, edges, [manifest.full_bytes // len(edges) for _ in edges])
 
 
-def layout_in_parts(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-    """Dtype and shape of each tensor after an edge of parts; None: it has none, or a tensor whose bytes do not follow from these."""
-    if manifest.parts is msgspec.UNSET or any(leaf.dtype not in ELEMENT_BYTES for leaf in manifest.leaves):
-        return None
-    return {name: whole[:2] for name, whole in wholes_of(leaf.entry for leaf in manifest.leaves).items()}
+class _OtherLayout(Exception):
+    """The file has other tensors than the version."""
 
 
-def write_parts(
-    copy: Tensors, base: Tensors, manifest: Manifest, payload_of: PayloadOf, history: History, *, base_root: str | None
-) -> dict[str, Moves]:
-    """Make a copy of `base` the target in place, a part at a time on each core; returns the moves. It has the target's layout already.
+class ModelFile:
+    """A new file of the tensors of a version, written while they are hashed, by any thread. Usable once `take` returned."""
 
-    Each part is verified before its tensors change. Raises as `stage_edge`: then other parts may have changed.
-    """
-    blocks = blocks_of(copy)
+    def __init__(self, path: Path) -> None:
+        self._path, self._starts = path, dict[str, int]()
+        self._layout: list[Entry] | None = None
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def write(staged: Staged) -> Staged:
-        overwrite(blocks, staged)
-        return staged._replace(changes={})
+    def __enter__(self) -> Self:
+        return self
 
-    staged = stage_parts(blocks_of(base), manifest, payload_of, history, base_root=base_root, use=write)
-    return {name: moves for part in staged for name, moves in part.moves.items()}
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
 
+    def take(
+        self,
+        base: Mapping[str, Tensor],
+        manifest: Manifest,
+        payload_of: PayloadOf,
+        history: History,
+        *,
+        base_root: str | None,
+    ) -> dict[str, Moves] | None:
+        """Write the target of an edge; its moves, or None: the file cannot have its layout. `base` may be this file.
 
-def overwrite(copy: Mapping[str, Tensor], staged: Staged) -> bool:
-    """Write the changes into the memory of a copy of the base; False, and nothing is written: the target has another layout."""
-    if staged.removed or any(
-        name not in copy or copy[name][:2] != (change.dtype, change.shape) for name, change in staged.changes.items()
-    ):
-        return False
+        Raises as `stage_edge`, and Unavailable: the disk is full. Then, and after None, the file is of no use.
+        """
+        try:
+            if manifest.parts is msgspec.UNSET:
+                payload = payload_of(manifest)
+                return stage(base, manifest, payload, history, base_root=base_root, keep=self._keep).moves
+            self._begin((name, *whole[:2]) for name, whole in wholes_of(leaf.entry for leaf in manifest.leaves).items())
+            known = {} if manifest.base_root is None else blocks_of(base)
+            staged = stage_parts(known, manifest, payload_of, history, base_root=base_root, keep=self._keep_blocks)
+            return {name: moves for part in staged for name, moves in part.moves.items()}
+        except _OtherLayout:
+            return None
 
-    def write(name: str) -> None:
-        change = staged.changes[name]
-        words_of(copy[name])[... if change.places is None else change.places] = change.words
+    def _begin(self, entries: Iterable[Entry]) -> None:
+        layout = sorted(entries)
+        if self._layout is None and all(dtype in ELEMENT_BYTES for _, dtype, _ in layout):
+            text, self._starts, size = safetensors_header(layout)
+            self._write(0, 0, memoryview(text))
+            os.ftruncate(self._file, size)
+            self._layout = layout
+        if self._layout != layout:
+            raise _OtherLayout
 
-    each(write, [*staged.changes], [change.words.size * LINE_BYTES for change in staged.changes.values()])
-    return True
+    def _keep(self, layout: Iterable[Entry]) -> Callable[[str], Keep]:
+        self._begin(layout)
+        return lambda name: partial(self._write, self._starts[name])
+
+    def _keep_blocks(self, layout: Iterable[Entry]) -> Callable[[str], Keep]:
+        starts = dict[str, int]()
+        for name, dtype, shape in layout:
+            rows = rows_named(name) or Rows(name, 0, 0)
+            starts[name] = self._starts[rows.name] + rows.first * ELEMENT_BYTES[dtype] * math.prod(shape[1:])
+        return lambda name: partial(self._write, starts[name])
+
+    def _write(self, tensor: int, start: int, content: memoryview) -> None:
+        with full_disk_named(self._path):
+            while content:
+                done = os.pwrite(self._file, content, tensor + start)
+                start, content = start + done, content[done:]
 
 
 def _joined(
