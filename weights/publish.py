@@ -7,6 +7,7 @@ becomes an anchor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
@@ -19,7 +20,7 @@ from weights.codec.history import History, Moves
 from weights.parts import history_after, history_of, merge_parts, publish_part
 from weights.reader import advance_history
 from weights.stores.store import WeightStore
-from weights.tensors import Tensors
+from weights.tensors import Tensor
 from weights.versions.manifest import EPOCH_SCHEMA, NO_HISTORY, OLDEST_SCHEMA, Manifest
 from weights.versions.signing import Signer
 
@@ -34,8 +35,8 @@ def publish_version(
     run: str,
     version: int,
     parent: int | None,
-    base: Tensors | None,
-    target: Tensors,
+    base: Mapping[str, Tensor] | None,
+    target: Mapping[str, Tensor],
     step: int,
     epoch: int,
     num_samples: int,
@@ -58,26 +59,9 @@ def publish_version(
     Raises WeightsRefused: `wrong_base`, the base is not what was published as the parent. InvalidValue: the parent is
     not earlier. Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.
     """
-    about = Manifest(
-        policy=policy,
-        run=run,
-        version=version,
-        parent=parent,
-        base_version=None,
-        base_root=None,
-        target_root="",
-        codec=CODEC,
-        history=None,
-        history_after=NO_HISTORY,
-        chunks=(),
-        full_bytes=0,
-        num_changed=0,
-        num_weights=0,
-        created_at=created_at,
-        step=step,
-        epoch=epoch,
-        num_samples=num_samples,
-    )
+    about = described(
+        policy=policy, run=run, version=version, parent=parent, step=step, epoch=epoch, num_samples=num_samples, created_at=created_at
+    )  # fmt: skip
     if parent is None:
         stored, _ = _publish(store, about, {}, target, history=None, signer=signer)
         if history is not None:
@@ -100,12 +84,46 @@ def publish_version(
     return stored
 
 
+def described(
+    *,
+    policy: str,
+    run: str,
+    version: int,
+    parent: int | None,
+    step: int,
+    epoch: int,
+    num_samples: int,
+    created_at: float,
+) -> Manifest:
+    """A version as a full copy, without its payload: what its edges are made from."""
+    return Manifest(
+        policy=policy,
+        run=run,
+        version=version,
+        parent=parent,
+        base_version=None,
+        base_root=None,
+        target_root="",
+        codec=CODEC,
+        history=None,
+        history_after=NO_HISTORY,
+        chunks=(),
+        full_bytes=0,
+        num_changed=0,
+        num_weights=0,
+        created_at=created_at,
+        step=step,
+        epoch=epoch,
+        num_samples=num_samples,
+    )
+
+
 def edges_to(
     store: WeightStore, about: Manifest, history: History | None, *, has_base: bool, parent_root: str | None = None
 ) -> list[Manifest]:
     """The edges that a version with a parent is published by: its step, and a full copy if it is an anchor. Without payloads.
 
-    `about`: a full copy. `history`: after the parent. `has_base`: it has something in common with its parent. Raises as `publish_version`.
+    `about`: of `described`. `history`: after the parent. `has_base`: it has something in common with its parent. Raises as `publish_version`.
     """
     parent = about.parent
     if parent is None:
@@ -127,9 +145,9 @@ def publish_fold(
     *,
     policy: str,
     base_version: int,
-    base: Tensors,
+    base: Mapping[str, Tensor],
     version: int,
-    target: Tensors,
+    target: Mapping[str, Tensor],
     history: History | None = None,
     epoch: int | None = None,
     signer: Signer | None = None,
@@ -167,8 +185,8 @@ def publish_fold(
 def _publish(
     store: WeightStore,
     edge: Manifest,
-    base: Tensors,
-    target: Tensors,
+    base: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
     *,
     history: History | None,
     signer: Signer | None,
@@ -206,7 +224,7 @@ def _published_root(store: WeightStore, policy: str, version: int, known: str | 
         return known
 
 
-def _check_root(edge: Manifest, base: Tensors) -> None:
+def _check_root(edge: Manifest, base: Mapping[str, Tensor]) -> None:
     if root_as(base, edge.base_root) != edge.base_root:
         said = f"the base given is not what was published as version {edge.base_version}"
         raise WeightsRefused("wrong_base", said)

@@ -7,7 +7,7 @@ Shapes: B answers, P prompt tokens, A answer tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from pipelines.training.text.edits import AnswerTokenizer
 from policy.load import load_model
 from policy.weights import copy_tensors
 from runtime.template.chat_template import load_template
-from weights.tensors import Tensors
+from weights.tensors import Tensor
 
 MOST_TOKENS = 48
 
@@ -40,7 +40,7 @@ class HousePolicy:
         self.model = load_model(str(base), device="cpu", dtype=torch.float32)
         self._end = int(self.model.config.eos_token_id)
 
-    def become(self, bits: Tensors) -> None:
+    def become(self, bits: Mapping[str, Tensor]) -> None:
         """Serve a version."""
         copy_tensors(self.model, bits)
 

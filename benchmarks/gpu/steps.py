@@ -26,8 +26,9 @@ from benchmarks.trainer.throughput import sample
 from contracts.records import Experience, pack_floats
 from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.short_batches import keep_short
 from pipelines.training.learning.trainees import trainee_of
-from pipelines.training.learning.users_first import UsersFirst, keep_short
+from pipelines.training.learning.users_first import UsersFirst
 from pipelines.training.settings import TrainingSettings
 from policy.flash_attention import plan_of
 from policy.tree_attention import tree_attention

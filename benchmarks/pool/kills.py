@@ -1,7 +1,7 @@
 """Processes that stand for cards, killed at any moment: does each card have one holder, users their floor, and every move an end?
 
 A supervisor with four places runs the product's own keeper, faster than in life; its children are `stand_in.py`. Traffic comes and goes, so cards
-move. Half of the kills wait for a move. After each one the pool has to be whole again: the processes are those of `cards.json`, and no move waits.
+move. Three of four kills wait for a move. After each one the pool has to be whole again: the processes are those of `cards.json`, and no move waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.worlds.paths import ROOT
 
 _QUIET, _BUSY = 16.0, 100.0
 """Requests in flight; a card carries 32."""
-_SWING_SECONDS, _WHOLE_SECONDS, _MOVE_SECONDS = 25.0, 60.0, 60.0
+_SWING_SECONDS, _WHOLE_SECONDS, _MOVE_SECONDS = 25.0, 60.0, 90.0
 _LOOK_SECONDS = 0.02
 
 
@@ -41,7 +41,7 @@ def run(num_kills: int, seed: int = 1) -> dict[str, Any]:
         drill.start()
         seconds_first = drill.whole()
         for number in range(num_kills):
-            if number % 2:
+            if number % 4:
                 in_a_move += drill.wait_for_move()
                 time.sleep(chance.uniform(0.0, 2.0))
             else:

@@ -143,21 +143,21 @@ def run_straight(settings: Settings, processes: int, num_steps: int) -> dict[int
 
 def run_killed(settings: Settings, processes: int, num_steps: int, signals: Sequence[str], seed: int) -> list[RankEnd]:
     """Take the steps while one rank after another gets a signal of this name, at random moments."""
+    # Every third kill comes while the group starts after the one before it; the others, and all stops, behind some steps.
+    early = [bool(number) and number % 3 == 0 and name == "SIGKILL" for number, name in enumerate(signals)] + [False]
     draw, ends = random.Random(seed), list[RankEnd]()  # noqa: S311 reproducible, not secret
     with trainer_group(settings, processes) as group:
         group.until(1)
         for number, name in enumerate(signals):
-            # Every third comes while the group starts after the one before it; the others behind some steps.
-            if number % 3:
+            if not early[number]:
                 group.until(min(group.newest()[1] + draw.randint(1, STEPS_PER_KILL - 1), num_steps - 1))
-            time.sleep(draw.uniform(0.0, 0.3) if number % 3 else draw.uniform(0.0, 8.0))
+            time.sleep(draw.uniform(0.0, 8.0 if early[number] else 0.3))
             rank, (epoch, step), began = draw.randrange(processes), group.newest(), time.monotonic()
             while not group.send(rank, signal.Signals[name]):
                 time.sleep(_LOOK_SECONDS)
-            is_last = (number + 1) % 3 or number + 1 == len(signals)
-            if is_last:
+            if not early[number + 1]:
                 group.until(step + 1, epoch + 1)
-            ends.append(RankEnd(rank, name, step, time.monotonic() - began if is_last else None))
+            ends.append(RankEnd(rank, name, step, None if early[number + 1] else time.monotonic() - began))
             _say(f"{number + 1} of {len(signals)}: {ends[-1]}")
         group.until(num_steps)
     return ends
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
         [(name, json.dumps(value)) for name, value in figures.items()],
     )
     if options.json:
-        print(f"written: {write_report('trainer-shards', figures)}")
+        print(f"written: {write_report('trainer-shards' if options.rank else 'trainer-shards-whole', figures)}")
     return 0 if figures["good"] else 1
 
 

@@ -42,8 +42,9 @@ from contracts.records import Experience
 from engines.card_users import GpuSettings, WaitingUsers, budget_seconds
 from examples.reservations.fitting import save, untrained
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.short_batches import a_row, keep_short
 from pipelines.training.learning.trainees import make_trainee
-from pipelines.training.learning.users_first import UsersFirst, a_row, keep_short
+from pipelines.training.learning.users_first import UsersFirst
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import load_settings
 from services.engine.settings import EngineSettings

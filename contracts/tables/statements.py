@@ -159,7 +159,7 @@ def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> 
 
 
 def keys_of_new(connection: Connection, table: Table, rows: Sequence[Row]) -> set[tuple[Any, ...]]:
-    """Insert rows unless their primary keys exist; returns the keys of those that were inserted. Waits for who inserts the same keys."""
+    """Insert rows unless their primary keys exist; returns the keys of those that were inserted. Waits for others that insert the same keys."""
     if not rows:
         return set()
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql

@@ -19,8 +19,9 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.device import check_card
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.short_batches import keep_short
 from pipelines.training.learning.trainees import make_trainee
-from pipelines.training.learning.users_first import UsersFirst, keep_short
+from pipelines.training.learning.users_first import UsersFirst
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
@@ -28,7 +29,9 @@ from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.shards.hands import dismiss, follow
 from pipelines.training.shards.making import make_share
+from pipelines.training.shards.parts import OwnPart, publishing_beside
 from pipelines.training.shards.trainee import GroupTrainee
+from pipelines.training.shards.whole import ShardedModel
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.surroundings import Surroundings, retried
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.samples.lost_positions import SkipTo
     from pipelines.training.shards.group import Group
+    from pipelines.training.shards.parts import PartsOfAll
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
@@ -65,8 +69,8 @@ def learn(
         trainer = make_trainer(settings, database, lease, stop, background, group=group)
         if trainer is not None:
             trainer.run(stop)
-        if trainer is not None and group is not None:
-            dismiss(group)
+    if trainer is not None and group is not None:  # the last version may need the other ranks until now
+        dismiss(group)
 
 
 def lend_hands(settings: Settings, group: Group) -> None:
@@ -74,7 +78,14 @@ def lend_hands(settings: Settings, group: Group) -> None:
     training = _training_of(settings, group)
     group.receive()  # rank 0 may wait for its lease, and for servers
     check_card(torch.device(settings.device))
-    follow(make_share(settings.base, training, settings.device, group), group)
+    share = make_share(settings.base, training, settings.device, group)
+    if not isinstance(share, ShardedModel):
+        follow(share, group)
+        return
+    warm_up()
+    store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
+    with publishing_beside(OwnPart(share.files, store, group.rank, group.world), group):
+        follow(share, group)
 
 
 def skip(
@@ -135,7 +146,8 @@ def make_trainer(
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
     if (seconds := budget_seconds(settings)) is not None:
         users = learner.trainee.users = UsersFirst(WaitingUsers(settings).num, stop, learner.trainee.device)
-    trainer = retried(stop, lambda: compose(learner, around, background))
+    parts = trainee.publishes(store, around.signer, stop) if isinstance(trainee, GroupTrainee) else None
+    trainer = retried(stop, lambda: compose(learner, around, background, parts))
     if trainer is not None and seconds is not None:
         keep_short(learner, users, seconds)  # after the journal's steps, which are taken as they were
     return trainer
@@ -161,7 +173,12 @@ def _trainee_of(
     return GroupTrainee(make_share(settings.base, training, settings.device, group, root), group)
 
 
-def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:
+def compose(
+    learner: Learner,
+    around: Surroundings,
+    background: tuple[Executor, Executor],
+    parts: PartsOfAll | None = None,
+) -> Trainer:
     """Restore the newest checkpoint, or the live version if all are lost.
 
     `learner` holds the base policy. The executors of `background` save and publish: each has one
@@ -174,7 +191,7 @@ def compose(learner: Learner, around: Surroundings, background: tuple[Executor, 
     checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, around.fault, fence=fence)
     publisher = Publisher(
         settings, around.database, around.store, lease=around.lease, fault=around.fault, signer=around.signer,
-        keyring=around.keyring, keep_anchors=training.keep_anchors, clock=around.clock,
+        keyring=around.keyring, keep_anchors=training.keep_anchors, clock=around.clock, parts=parts,
     )  # fmt: skip
     journal = Journal(settings.checkpoints, around.fault)
     recovery = Recovery(around, learner, checkpoints, journal, publisher)

@@ -26,7 +26,7 @@ from pipelines.training.state import BASE_VERSION, cut_version
 from runtime.metrics import TRAINING_FIGURE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Executor, Future
 
     from pipelines.training.checkpoints.checkpoint import CheckpointStore, PendingCheckpoint
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pipelines.training.surroundings import Surroundings
     from pipelines.training.versions.publisher import CutVersion, Publisher
     from weights.probe import ProbeAnswers
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 COPIED_SHARE = 0.1
 """At most this share of weights and moments is copied at a time."""
@@ -93,11 +93,11 @@ class Saver:
         """True if another save keeps the cost within its share of time."""
         return self._monotonic() - self._began >= self.pause
 
-    def bits(self) -> Tensors:
+    def bits(self) -> Mapping[str, Tensor]:
         """The bits of the version whose checkpoint the journal follows, as they were before any of its steps."""
         return self.checkpoints.bits_of(self.journal.name, self._learner.trainee.bits_of)
 
-    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
+    def probe_answers(self, bits: Mapping[str, Tensor]) -> ProbeAnswers | None:
         """See `Trainee.probe_answers`."""
         return self._learner.trainee.probe_answers(bits)
 
@@ -269,7 +269,7 @@ class Settling:
             self._flight, self._has_failed = None, False
             self._became_durable(flight, saved.bits)
 
-    def _became_durable(self, flight: _Flight, bits: Tensors | None) -> None:
+    def _became_durable(self, flight: _Flight, bits: Mapping[str, Tensor] | None) -> None:
         """What was decided before is durable: it may be reported."""
         self._reporter.saved(flight.mark)
         self._steps.saved(flight.suspects)

@@ -261,9 +261,11 @@ def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
 
 def _new_adapter(model: Any, config: AdapterConfig) -> Adapter:
     try:
-        return Adapter(model, config, dtype=model.dtype, is_attached=False)
+        adapter = Adapter(model, config, dtype=model.dtype, is_attached=False)
     except InvalidSettings as error:
         raise WeightsRefused("unknown_target", f"this adapter is for another architecture: {error.message}") from error
+    to_published_values(adapter)  # as for a new arm
+    return adapter
 
 
 def _wrong_base(version: int, config: AdapterConfig, root: str | None) -> WeightsRefused:

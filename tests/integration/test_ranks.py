@@ -13,9 +13,11 @@ from benchmarks.trainer.shards import TrainerGroup, counted, run_killed
 from pipelines.training.shards.launch import environment_of
 from runtime.lease import read_epochs
 from runtime.settings import Settings
-from tests.adversary.kills.trainer_home import make_home
+from tests.adversary.kills.trainer_home import STEPS_OF_A_VERSION, make_home
 from tests.worlds.paths import ROOT
 from tests.worlds.processes import free_port
+from weights.stores.opening import open_weight_store
+from weights.tensors import root_of
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +38,16 @@ def test_a_group_whose_rank_was_killed_goes_on_and_decides_every_sample_once(tmp
     [end] = run_killed(settings, 2, 12, ["SIGKILL"], 1)
     assert end.seconds_to_next_step is not None
     assert counted(settings) == {"lost": 0, "twice": 0}
+
+
+def test_a_group_that_trains_all_weights_publishes_in_parts_also_after_a_kill(tmp_path: Path) -> None:
+    settings = make_home(tmp_path / "home", 2 * STEPS_OF_A_VERSION, 1, **TRAINED | {"adapter": None})
+    run_killed(settings, 2, 2 * STEPS_OF_A_VERSION, ["SIGKILL"], 1)
+    assert counted(settings) == {"lost": 0, "twice": 0}
+    store = open_weight_store(settings)
+    manifest = store.manifest(settings.policy, 1)
+    assert len(manifest.parts or ()) == 2
+    assert root_of(store.load(settings.policy, 1)) == manifest.target_root
 
 
 def test_torchrun_starts_the_same_group_and_starts_it_again(tmp_path: Path) -> None:

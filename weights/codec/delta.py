@@ -41,9 +41,10 @@ from weights.codec.sparse import (
     Encoder,
     Keep,
     Places,
-    Sample,
+    TensorSample,
     count_changes,
     decode_sparse,
+    read_only,
     room_for,
 )
 from weights.cores import each
@@ -151,8 +152,8 @@ class _VersionEncoder:
         """The smallest way of every tensor, and the tables of those that are sparse, in the order in which their types appear."""
         coder = Encoder(self.num_weights)
 
-        def look(entry: Entry) -> Sample | None:
-            held, after = self._held(entry), words_of(self._target[entry[0]])
+        def look(entry: Entry) -> TensorSample | None:
+            held, after = self._held(entry), read_only(words_of(self._target[entry[0]]))
             is_wide = after.itemsize > WIDEST or after.size > MOST_WORDS
             return None if held is None or is_wide else coder.look(held, after)
 
@@ -162,7 +163,7 @@ class _VersionEncoder:
         def code(number: int) -> _Way:
             entry, sample = self.layout[number], samples[number]
             tensor, held = self._target[entry[0]], self._held(entry)
-            way = _changed(coder, held, words_of(tensor), sample)
+            way = _changed(coder, held, read_only(words_of(tensor)), sample)
             if way.num_changed == 0 and held is not None:
                 way = _Way(TensorHead(), b"", 0, moves=no_moves(tensor))
             return way._replace(digest=digest_of(tensor))
@@ -171,9 +172,9 @@ class _VersionEncoder:
         used = {dtype for (_, dtype, _), way in zip(self.layout, ways, strict=True) if way.head.way == SPARSE}
         return ways, {dtype: tables for dtype, tables in models.items() if dtype in used}
 
-    def _described(self, samples: Sequence[Sample | None]) -> list[Sample | None]:
+    def _described(self, samples: Sequence[TensorSample | None]) -> list[TensorSample | None]:
         """Without those whose changes take too much room; in the order of the layout, so that every machine describes the same ones."""
-        room, described = room_for(self.num_weights), list[Sample | None]()
+        room, described = room_for(self.num_weights), list[TensorSample | None]()
         for sample in samples:
             is_one = sample is not None and sample.num_changed <= room
             described.append(sample if is_one else None)
@@ -185,10 +186,10 @@ class _VersionEncoder:
         if old is None:
             return None
         words = words_of(old)
-        return BaseTensor(*entry, words, self._history.states(entry[0], words.size))
+        return BaseTensor(*entry, read_only(words), read_only(self._history.states(entry[0], words.size)))
 
 
-def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: Sample | None) -> _Way:
+def _changed(coder: Encoder, held: BaseTensor | None, after: Words, sample: TensorSample | None) -> _Way:
     """The smallest way to send a tensor."""
     if held is None:
         return _smallest(None, after, after.size)
@@ -240,7 +241,7 @@ def stage(
             return _Decoded(_digest(old.data, keep_it), no_moves(old), None)
         if head.way == SPARSE and old is not None and entry[1] in models:
             before = words_of(old)
-            held = BaseTensor(*entry, before, past.states(entry[0], before.size))
+            held = BaseTensor(*entry, read_only(before), read_only(past.states(entry[0], before.size)))
             words, moves, digest = decode_sparse(held, models[entry[1]], head, body, keep_it)
             change = TensorChange(*entry[1:], moves.places, words)
             return _Decoded(digest, moves, None if keep_it else change)

@@ -83,7 +83,7 @@ class BaseTensor(NamedTuple):
     states: States
 
 
-class Sample(NamedTuple):
+class TensorSample(NamedTuple):
     """What is known of a tensor's changes before they are coded."""
 
     dtype: str
@@ -108,7 +108,7 @@ class Encoder:
         self._models: dict[str, Model] = {}
         self._free_room: list[_Room] = []
 
-    def look(self, known: BaseTensor, new: Words) -> Sample:
+    def look(self, known: BaseTensor, new: Words) -> TensorSample:
         """Count a tensor's changes, or a sample of them."""
         sample = self._counted(known, new, NO_FACTORS)
         has_history = bool((sample.counts.seen.indices & (kernels.NUM_STATES - 1)).any())
@@ -120,16 +120,16 @@ class Encoder:
         factors = fit_factors(known.shape, moves.places, moves.moved_down, known.states[moves.places] == 0)
         return sample if factors is None else self._counted(known, new, factors)
 
-    def fit(self, samples: Iterable[Sample]) -> dict[str, Tables]:
+    def fit(self, samples: Iterable[TensorSample]) -> dict[str, Tables]:
         """The tables of every dtype, from the samples of its tensors."""
-        by_dtype: dict[str, list[Sample]] = {}
+        by_dtype: dict[str, list[TensorSample]] = {}
         for sample in samples:
             by_dtype.setdefault(sample.dtype, []).append(sample)
         tables = {dtype: fit(_evidence(found, self._stride)) for dtype, found in by_dtype.items()}
         self._models = {dtype: model_of(table) for dtype, table in tables.items()}
         return tables
 
-    def code(self, known: BaseTensor, new: Words, sample: Sample) -> tuple[TensorHead, bytes, Moves]:
+    def code(self, known: BaseTensor, new: Words, sample: TensorSample) -> tuple[TensorHead, bytes, Moves]:
         """The body of a tensor that was looked at, and its changes."""
         model, factors, size = self._models[known.dtype], sample.factors, known.old.size
         scale, levels = _fit_scales(sample, model)
@@ -165,7 +165,7 @@ class Encoder:
         moves = Moves(_joined(places, np.uint32), _joined(moved_down, np.uint8), size)
         return TensorHead(SPARSE, len(body), scale, changes, words, len(front), levels), body, moves
 
-    def _counted(self, known: BaseTensor, new: Words, factors: SignFactors) -> Sample:
+    def _counted(self, known: BaseTensor, new: Words, factors: SignFactors) -> TensorSample:
         size, has_levels, spec = known.old.size, factors.columns.size > 0, _spec(known.dtype)
         num_contexts = NUM_CONTEXTS * kernels.NUM_LEVELS if has_levels else NUM_CONTEXTS
         sizes = (num_contexts, num_contexts, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
@@ -175,7 +175,7 @@ class Encoder:
         )
         found = _Counts(*(_Tally.of(count) for count in counts))
         num_tokens = 16 * known.old.itemsize - 2
-        return Sample(known.dtype, num_tokens, factors, found, size / max(int(found.seen.counts.sum()), 1))
+        return TensorSample(known.dtype, num_tokens, factors, found, size / max(int(found.seen.counts.sum()), 1))
 
 
 def decode_sparse(
@@ -284,7 +284,7 @@ class _Counts(NamedTuple):
     tokens: _Tally
 
 
-def _evidence(samples: list[Sample], stride: int) -> ChangeCounts:
+def _evidence(samples: list[TensorSample], stride: int) -> ChangeCounts:
     shapes = (kernels.NUM_CLASSES, kernels.NUM_STATES), (2, kernels.NUM_DIRECTIONS), (kernels.NUM_CLASSES, -1)
     sizes = (NUM_CONTEXTS, NUM_CONTEXTS, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
     sums = [np.zeros(size) for size in sizes]
@@ -334,7 +334,14 @@ def _block_contexts(known: BaseTensor, origin: int, factors: SignFactors, model:
         coder.add_levels(plain, origin, *factors, np.uint32(8 + model.class_bits), contexts)
         shift, mask = 0, (1 << 32) - 1
     kind = contexts.dtype.type
-    return contexts, kind(shift), kind(mask)
+    return read_only(contexts), kind(shift), kind(mask)
+
+
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same memory. Loops are compiled for arrays that may be written and for others apart: what is only read is always of one kind."""
+    view = array[:]
+    view.flags.writeable = False
+    return view
 
 
 def _eights(words: Words) -> npt.NDArray[np.uint64]:
@@ -345,7 +352,7 @@ def _block_bytes(known: BaseTensor) -> list[int]:
     return [BLOCK * known.old.itemsize] * -(-known.old.size // BLOCK)
 
 
-def _fit_scales(sample: Sample, model: Model) -> tuple[int, tuple[int, ...]]:
+def _fit_scales(sample: TensorSample, model: Model) -> tuple[int, tuple[int, ...]]:
     """How much more often the tensor changes than its contexts predict, and how much more each level; in eighths of an octave."""
     (places, seen), changed = sample.counts.seen, sample.counts.changed
     contexts = places % NUM_CONTEXTS >> kernels.CLASS_BITS - model.class_bits

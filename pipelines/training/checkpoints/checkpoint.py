@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
     from pipelines.training.checkpoints.journal import Journal
     from pipelines.training.learning.masters import Masters
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 SAMPLES, MARK = "samples.db", "samples.mark"
 _MOST_STATE_BYTES = 2**30
@@ -85,7 +85,7 @@ class PendingCheckpoint:
     """Once it is durable: the mark of the samples that it knows."""
     is_linked: bool = False
     """Its tensors were in another checkpoint already and were not written again."""
-    bits: Tensors | None = None
+    bits: Mapping[str, Tensor] | None = None
     """Once it is durable: those of its version, if they were asked for."""
 
     @property
@@ -251,7 +251,9 @@ class CheckpointStore:
             raise WeightsRefused("unreadable", f"{name} has the right checksums but cannot be read: {error}") from error
         return Checkpoint(state, weights, moments, manifest.version, name)
 
-    def bits_of(self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Tensors]) -> Tensors:
+    def bits_of(
+        self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
         """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's."""
         try:
             return bits_in(open_tensors(self.folder / name, WEIGHTS))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.reference import ReferencePolicy
     from pipelines.training.settings import TrainingSettings
     from policy.weights import Patches
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 
 class AdapterModel(WholeModel):
@@ -58,12 +58,12 @@ class AdapterModel(WholeModel):
         move(model, self.precision)
         return root
 
-    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, Tensor]:
         """As in `Trainee`."""
         return copied(AdapterBits(self.adapter, weights=weights))
 
     @torch.no_grad()
-    def probe_answers(self, bits: Tensors) -> ProbeAnswers:
+    def probe_answers(self, bits: Mapping[str, Tensor]) -> ProbeAnswers:
         """As in `Trainee`; with the adapter beside the base."""
         num_ids = int(self.model.config.get_text_config().vocab_size)
         prompts, found = probe_prompts(num_ids), list[Scores]()
@@ -77,7 +77,7 @@ class AdapterModel(WholeModel):
         dtype: Literal["float32", "bfloat16"] = "bfloat16" if self.precision.is_reduced else "float32"
         return ProbeAnswers(dtype=dtype, prompts=prompts, base=base, adapted=adapted)
 
-    def _staged(self, bits: Tensors) -> Patches:
+    def _staged(self, bits: Mapping[str, Tensor]) -> Patches:
         """Of an adapter like this one; of the base: an adapter that was not trained.
 
         Raises WeightsRefused: `other_adapter`, `other_model`, and as `stage_changes`.
@@ -97,7 +97,9 @@ class _WithoutAdapter:
         self._trainee = trainee
 
     @torch.no_grad()
-    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(
+        self, batches: Sequence[MicroBatch | PackedBatch], bits: Mapping[str, Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """As in `ReferencePolicy`."""
         adapter = self._trainee.adapter
         if bits is None or config_of(bits) is None:
@@ -108,7 +110,7 @@ class _WithoutAdapter:
             return [batch.scored_by(self._trainee.scorer).log_probs_BT for batch in batches]
 
 
-def _values(bits: Tensors) -> dict[str, torch.Tensor]:
+def _values(bits: Mapping[str, Tensor]) -> dict[str, torch.Tensor]:
     return {
         name: torch.from_numpy(tensor.data.copy()).view(torch.bfloat16).view(tensor.shape)
         for name, tensor in bits.items()

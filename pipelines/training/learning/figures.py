@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from pipelines.training.known.experiences import row_lengths, single_version
 from pipelines.training.learning.loss import LossSums, clamped_log_ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.known.batches import Lesson
@@ -116,28 +115,6 @@ class Mismatch:
             "mismatch_tokens": total.num_tokens,
             "mismatch_version": version,
         }
-
-
-class Stages:
-    """Seconds of a step by stage: data, forward, backward, optimizer, and waiting for users. On an accelerator: until the host may go on."""
-
-    def __init__(self) -> None:
-        self._seconds = defaultdict[str, float](float)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """What runs inside belongs to this stage, except for stages inside it."""
-        started, before = time.monotonic(), sum(self._seconds.values())
-        try:
-            yield
-        finally:
-            inside = sum(self._seconds.values()) - before
-            self._seconds[name] += time.monotonic() - started - inside
-
-    def take(self) -> dict[str, float]:
-        """The figures since the last call."""
-        seconds, self._seconds = self._seconds, defaultdict(float)
-        return {f"seconds_{name}": value for name, value in seconds.items()}
 
 
 class Speed:

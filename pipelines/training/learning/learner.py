@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
     from pipelines.training.text.samples import TextBatch
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 log = structlog.get_logger()
 
@@ -297,7 +297,7 @@ class Learner:
         self.trainee.put((checkpoint.weights, checkpoint.optimizer))
         self._is_torn, self.saved_as = False, checkpoint.name
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+    def restart_from(self, bits: Mapping[str, Tensor]) -> Callable[[], None]:
         """How to continue from published bits; raises as `Trainee.restart_from`."""
         go = self.trainee.restart_from(bits)
 

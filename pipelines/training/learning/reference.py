@@ -13,12 +13,12 @@ from policy.logprobs import TokenScorer
 from policy.weights import apply_patches, changes_from, stage_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipelines.training.learning.device import Precision
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
     from policy.weights import Changes
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 log = structlog.get_logger()
 
@@ -26,7 +26,9 @@ log = structlog.get_logger()
 class ReferencePolicy(Protocol):
     """Scores under policies that are not trained."""
 
-    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(
+        self, batches: Sequence[MicroBatch | PackedBatch], bits: Mapping[str, Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """Log-probs [B, T] of each batch under the bits of a version; None: under the base policy."""
 
 
@@ -36,7 +38,7 @@ class FrozenCopy:
     def __init__(self, model: Any, precision: Precision) -> None:
         """Copies `model`, at 2 bytes per parameter, or 4 where a float32 model reads its weights outside the modules that hold them."""
         self._precision = precision
-        self._bits: Tensors | None = None
+        self._bits: Mapping[str, Tensor] | None = None
         self._undo: Changes = {}
         """What makes it the base again: written any number of times, it does the same."""
         self._is_whole = True
@@ -50,13 +52,15 @@ class FrozenCopy:
             self._scorer = TokenScorer(self.model)
 
     @torch.no_grad()
-    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(
+        self, batches: Sequence[MicroBatch | PackedBatch], bits: Mapping[str, Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """As in `ReferencePolicy`."""
         self._hold(bits)
         with self._precision.computing():
             return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
 
-    def _hold(self, bits: Tensors | None) -> None:
+    def _hold(self, bits: Mapping[str, Tensor] | None) -> None:
         """Hold the bits of a version, or those of the base again. If memory runs out half-way, the next call begins with the base."""
         if bits is self._bits and self._is_whole:
             return

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pipelines.training.text.samples import TextBatch
     from policy.routing import Routing
     from weights.probe import ProbeAnswers
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 
-Published = Mapping[int, "Tensors | None"]
+Published = Mapping[int, "Mapping[str, Tensor] | None"]
 """Versions whose bits are in memory; None: the base policy, which every trainee has."""
 
 
@@ -106,13 +106,13 @@ class Trainee(Protocol):
     def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
         """Log-probs under today's weights. Changes nothing."""
 
-    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+    def log_probs_under(self, bits: Mapping[str, Tensor] | None, experiences: Sequence[Experience]) -> TokenLogProbs:
         """Log-probs under the bits of a version; None: under the base policy. Changes nothing."""
 
-    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, Tensor]:
         """What a version with these weights carries, a copy; in any thread. `weights`: as a checkpoint names them."""
 
-    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
+    def probe_answers(self, bits: Mapping[str, Tensor]) -> ProbeAnswers | None:
         """What the base and a version say behind the probe's prompts; None: versions have whole weights, which engines compare themselves."""
 
     def masters(self) -> Masters:
@@ -124,7 +124,7 @@ class Trainee(Protocol):
     def put(self, held: Masters) -> None:
         """Return to what a checkpoint held."""
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+    def restart_from(self, bits: Mapping[str, Tensor]) -> Callable[[], None]:
         """How to continue from a version of which only the bits are left, as if no step had been taken: the moments are lost.
 
         Raises WeightsRefused: what is trained cannot be had from these bits, as an adapter from a model that it was merged into.

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from contracts.memory.shapes import ModelShape
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.settings import TrainingSettings
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 log = structlog.get_logger()
 
 
-def make_trainee(base: str, settings: TrainingSettings, device: str, bits: Tensors | None = None) -> Trainee:
+def make_trainee(
+    base: str, settings: TrainingSettings, device: str, bits: Mapping[str, Tensor] | None = None
+) -> Trainee:
     """What these settings train, at its beginning.
 
     Args:

@@ -17,7 +17,6 @@ import torch
 from contracts.errors import InvalidSettings
 from contracts.memory.training import TrainingWay, passes_of
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, machine_of, precision_of
-from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import ROUNDING, LossSums, MicroSums, per_token, policy_loss, sampled, tokens_of
 from pipelines.training.learning.masters import MasterAdamW, identity_of, make_pairs
 from pipelines.training.learning.micro_batches import (
@@ -31,6 +30,7 @@ from pipelines.training.learning.micro_batches import (
 )
 from pipelines.training.learning.objectives import Objective, Tokens
 from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
+from pipelines.training.learning.stages import Stages
 from pipelines.training.learning.step_bound import Taken, bounded_step, stride, windows
 from pipelines.training.learning.trainee import GradientRows, GradientSums, TextSums, TokenLogProbs
 from pipelines.training.learning.users_first import UsersFirst, in_turn
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pipelines.training.text.samples import TextBatch
     from policy.weights import Patches
     from weights.probe import ProbeAnswers
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 log = structlog.get_logger()
 
@@ -242,7 +242,7 @@ class WholeModel:
         found_S = self._now(batches, dtype)
         return TokenLogProbs(found_S, torch.cat([batch.behaviour_BT[batch.mask_BT] for batch in batches]))
 
-    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+    def log_probs_under(self, bits: Mapping[str, Tensor] | None, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`; only if there is a reference."""
         if self.reference is None:
             raise InvalidSettings("[training] mismatch_samples: is 0, so no version can be measured")
@@ -253,15 +253,15 @@ class WholeModel:
         ]
         return TokenLogProbs(*map(torch.cat, zip(*both, strict=True)))
 
-    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, Tensor]:
         """As in `Trainee`."""
         return tensors_of(self.model, weights)
 
-    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:  # noqa: ARG002 an adapter's are needed
+    def probe_answers(self, bits: Mapping[str, Tensor]) -> ProbeAnswers | None:  # noqa: ARG002 an adapter's are needed
         """As in `Trainee`."""
         return None
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+    def restart_from(self, bits: Mapping[str, Tensor]) -> Callable[[], None]:
         """As in `Trainee`; raises as `stage_changes`."""
         patches = self._staged(bits)
 
@@ -271,7 +271,7 @@ class WholeModel:
 
         return restart
 
-    def _staged(self, bits: Tensors) -> Patches:
+    def _staged(self, bits: Mapping[str, Tensor]) -> Patches:
         """What makes these weights those of a version. Raises as `restart_from`."""
         return stage_copy(self.model, bits)
 
@@ -366,7 +366,7 @@ class WholeModel:
         return BatchScores(batch.scored_by(self.scorer).log_probs_BT)
 
     def _under(
-        self, reference: ReferencePolicy, bits: Tensors | None, batches: Sequence[MicroBatch | PackedBatch]
+        self, reference: ReferencePolicy, bits: Mapping[str, Tensor] | None, batches: Sequence[MicroBatch | PackedBatch]
     ) -> list[torch.Tensor]:
         """Log-probs [B, T] of each batch under the bits of a version, or of the base policy."""
 

@@ -24,7 +24,7 @@ from blake3 import blake3
 from contracts.errors import MillraceError, StepsBroken
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.learning.guard import SPIKES
-from pipelines.training.learning.users_first import a_row
+from pipelines.training.learning.short_batches import a_row
 from pipelines.training.samples.attempts import survives
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ _RANK_SECONDS = 1.0
 
 
 class Group:
-    """One per process. Every method is called by all ranks in the same order, by one thread of each."""
+    """One per process. Every method but `leave` and `take` is called by all ranks in the same order, by one thread of each."""
 
     def __init__(
         self, store: Store, rank: int, world: int, *, device: str = "cpu", deadline: float = DEADLINE_SECONDS
@@ -93,6 +93,18 @@ class Group:
         numbers[self.rank] = number
         self.sum(numbers)
         return numbers.tolist()
+
+    def leave(self, name: str, content: bytes) -> None:
+        """Leave a word for another rank, in any thread and at any time. A second of the same name takes its place."""
+        self._store.set(f"word/{name}", content.decode())
+
+    def take(self, name: str) -> bytes | None:
+        """A word that another rank left; None: there is none yet. In any thread."""
+        if not self._store.check([f"word/{name}"]):
+            return None
+        content = self._store.get(f"word/{name}")
+        self._store.delete_key(f"word/{name}")
+        return content
 
     def raise_together(self, error: Exception | None) -> None:
         """Raise out of memory if any rank has such an error, which none met inside a collective call; another error of its own as it is."""

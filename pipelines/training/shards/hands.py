@@ -18,9 +18,11 @@ from pipelines.training.learning.device import release_memory
 from pipelines.training.learning.trainee import GradientRows
 from pipelines.training.shards.group import ranks
 from pipelines.training.text.samples import TextBatch, TextSample
-from weights.tensors import Tensor, Tensors
+from weights.tensors import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pipelines.training.shards.group import Group
     from pipelines.training.shards.sharded import Share
 
@@ -87,7 +89,7 @@ class Keep(msgspec.Struct, tag=True):
         share.versions = dict([*share.versions.items(), (self.number, bits)][-VERSIONS_HELD:])
 
     @classmethod
-    def of(cls, number: int, bits: Tensors) -> Keep:
+    def of(cls, number: int, bits: Mapping[str, Tensor]) -> Keep:
         """These bits."""
         tensors = [(name, dtype, shape, data.tobytes()) for name, (dtype, shape, data) in bits.items()]
         return cls(number, tensors)

@@ -9,7 +9,7 @@ the smallest batch once more, with a share of 0. Results come in the order of th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipelines.training.learning.step_bound import Taken
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.shards.group import Group
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 
 # Of a view that nothing here writes to.
@@ -44,7 +44,7 @@ class Share(WholeModel):
     def __init__(self, model: Any, settings: TrainingSettings, device: str, group: Group) -> None:
         """`model`: with this rank's rows of the base policy."""
         self._group = group
-        self.versions: dict[int, Tensors] = {}
+        self.versions: dict[int, Mapping[str, Tensor]] = {}
         """Bits that rank 0 named, by its number for them."""
         self._pieces = PieceWriter(group.rank, ThreadPoolExecutor(1, "saving"))
         super().__init__(model, settings, device)

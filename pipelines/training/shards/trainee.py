@@ -18,8 +18,11 @@ from pipelines.training.shards.hands import (
     ask,
     dismiss,
 )
+from pipelines.training.shards.parts import OwnPart, PartsOfAll
+from pipelines.training.shards.whole import ShardedModel
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
     from pipelines.training.shards.sharded import Share
     from pipelines.training.text.samples import TextBatch
     from weights.probe import ProbeAnswers
-    from weights.tensors import Tensors
+    from weights.stores.store import WeightStore
+    from weights.tensors import Tensor
+    from weights.versions.signing import Signer
 
 
 class GroupTrainee:
@@ -66,7 +71,7 @@ class GroupTrainee:
     def _ask(self, verb: Verb) -> Any:
         return ask(self._share, self._group, verb)
 
-    def _number_of(self, bits: Tensors) -> int:
+    def _number_of(self, bits: Mapping[str, Tensor]) -> int:
         """All ranks have these bits under this number."""
         share = self._share
         known = next((number for number, held in share.versions.items() if held is bits), None)
@@ -110,20 +115,28 @@ class GroupTrainee:
         found: TokenLogProbs = self._ask(LogProbs([*experiences]))
         return found
 
-    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+    def log_probs_under(self, bits: Mapping[str, Tensor] | None, experiences: Sequence[Experience]) -> TokenLogProbs:
         """As in `Trainee`."""
         number = None if bits is None else self._number_of(bits)
         found: TokenLogProbs = self._ask(LogProbsUnder([*experiences], number))
         return found
 
-    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, Tensor]:
         """As in `Trainee`."""
         return self._share.bits_of(weights)
 
-    def probe_answers(self, bits: Tensors) -> ProbeAnswers | None:
+    def probe_answers(self, bits: Mapping[str, Tensor]) -> ProbeAnswers | None:
         """As in `Trainee`."""
+        if self._share.is_cut:  # versions with whole weights have none, and no other rank needs their bits
+            return None
         found: ProbeAnswers | None = self._ask(Probe(self._number_of(bits)))
         return found
+
+    def publishes(self, store: WeightStore, signer: Signer | None, stop: threading.Event) -> PartsOfAll | None:
+        """All ranks, as those who publish; None if rank 0 does, because a version is an adapter."""
+        if not isinstance(self._share, ShardedModel):
+            return None
+        return PartsOfAll(OwnPart(self._share.files, store, 0, self._group.world), self._group, signer, stop)
 
     def masters(self) -> Masters:
         """As in `Trainee`."""
@@ -142,7 +155,7 @@ class GroupTrainee:
         self._share.put(held)
         self._ask(PlainVerb("copy_masters"))
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+    def restart_from(self, bits: Mapping[str, Tensor]) -> Callable[[], None]:
         """As in `Trainee`."""
         go = self._share.restart_from(bits)
 

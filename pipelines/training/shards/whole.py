@@ -13,9 +13,11 @@ import torch
 
 from contracts.errors import InvalidSettings
 from pipelines.training.checkpoints.pieces import LocalRows
+from pipelines.training.checkpoints.tensor_files import TensorFile
 from pipelines.training.learning.device import precision_of
 from pipelines.training.learning.masters import identity_of
 from pipelines.training.shards.loading import LocalPart, check_tensors, copy_rows, published_values
+from pipelines.training.shards.parts import VersionInPieces
 from pipelines.training.shards.sharded import Share
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
@@ -35,20 +37,20 @@ if TYPE_CHECKING:
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.shards.group import Group
     from pipelines.training.shards.loading import BaseFiles
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 
 class ShardedModel(Share):
     """A rank's rows of all weights. A `Trainee`, if all ranks do the same."""
 
-    _bits: Tensors | None = None
+    _bits: Mapping[str, Tensor] | None = None
     """Of rank 0: what all are about to continue from."""
 
     def __init__(self, files: BaseFiles, settings: TrainingSettings, device: str, group: Group) -> None:
         """Raises InvalidSettings: masters are to be in the host's memory."""
         if settings.masters == "host":
             raise InvalidSettings('[training] masters: "host" is for one process; several have a share on each device')
-        self._files = files
+        self.files = files
         is_reduced = precision_of(settings, torch.device(device)).is_reduced
         computes = torch.bfloat16 if is_reduced else None
         model = files.shards(group, device=device, dtype=torch.float32, trained=True, computes=computes)
@@ -63,12 +65,12 @@ class ShardedModel(Share):
         self._cut = dict(model.named_parameters())
         rows = {name: torch.nn.Parameter(each.to_local().detach()) for name, each in self._cut.items()}
         # Every rank reads all files for it, though rank 0 alone is asked: the others would wait for longer than the deadline.
-        identity = identity_of(self._files, int(model.config.vocab_size))
+        identity = identity_of(self.files, int(model.config.vocab_size))
         return {name: (each, each) for name, each in rows.items()}, identity, self._frozen
 
     def _frozen(self) -> ReferencePolicy:
         dtype = torch.bfloat16 if self.precision.is_reduced else torch.float32
-        model = self._files.shards(self._group, device=str(self.device), dtype=dtype, trained=False)
+        model = self.files.shards(self._group, device=str(self.device), dtype=dtype, trained=False)
         return _FrozenShards(model, self.precision)
 
     def clip(self, max_norm: float) -> float:
@@ -105,13 +107,18 @@ class ShardedModel(Share):
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(each.shape) for name, each in self._cut.items()}
 
-    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
-        """As in `Trainee`. To ask the model itself would drop what a pass in another thread has gathered."""
-        return tensors_of(self._files.layout, weights)
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, Tensor]:
+        """As in `Trainee`; of a checkpoint, tensor by tensor as they are asked for: no rank holds all.
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+        To ask the model itself would drop what a pass in another thread has gathered.
+        """
+        if isinstance(weights, TensorFile):
+            return VersionInPieces(self.files, weights)
+        return tensors_of(self.files.layout, weights)
+
+    def restart_from(self, bits: Mapping[str, Tensor]) -> Callable[[], None]:
         """As in `Trainee`, of rank 0; then every rank has to `copy_masters`."""
-        check_tensors(bits, self._files.conversion)
+        check_tensors(bits, self.files.conversion)
 
         def restart() -> None:
             self._bits = bits
@@ -123,7 +130,7 @@ class ShardedModel(Share):
         self._pieces.keep()
         own = {name: rows_of(self._group.rank, self._group.world, shape) for name, shape in self._shapes().items()}
         parts = {name: LocalPart(self.optimizer.weights[name], first, shape) for name, (first, _, shape) in own.items()}
-        for name, place in self._files.conversion.items():
+        for name, place in self.files.conversion.items():
             words = torch.empty(place.shape, dtype=torch.bfloat16)
             if self._bits is not None:
                 words.copy_(published_values(self._bits[name]))
@@ -142,7 +149,9 @@ class _FrozenShards:
         self._model, self._scorer, self._precision = model, TokenScorer(model), precision
 
     @torch.no_grad()
-    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+    def log_probs(
+        self, batches: Sequence[MicroBatch | PackedBatch], bits: Mapping[str, Tensor] | None = None
+    ) -> list[torch.Tensor]:
         """As in `ReferencePolicy`. Raises InvalidSettings: no rank holds the bits of a version."""
         if bits is not None:
             raise InvalidSettings(

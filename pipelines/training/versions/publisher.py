@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
@@ -40,20 +40,21 @@ from weights.adapters import CONFIG
 from weights.codec.history import History
 from weights.issuer import Issuer
 from weights.probe import write_probe
-from weights.publish import publish_version
+from weights.publish import described, publish_version
 from weights.versions.keys import replica_keyring
 from weights.versions.pointer import Pointer, move_pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from pipelines.training.learning.trainee import Published
+    from pipelines.training.shards.parts import PartsOfAll
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
     from weights.probe import ProbeAnswers
     from weights.stores.store import WeightStore
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
     from weights.versions.manifest import Manifest
     from weights.versions.signing import Keyring, Signer
 
@@ -80,7 +81,7 @@ class UnsentVersion(NamedTuple):
     """A version that was cut and that the store does not have yet."""
 
     cut: CutVersion
-    target: Tensors
+    target: Mapping[str, Tensor]
     answers: ProbeAnswers | None
     """What engines must compute with it; None: they compare its weights."""
 
@@ -101,6 +102,8 @@ class Publisher:
     signer: Signer | None = None
     keyring: Keyring | None = None
     keep_anchors: int = 2
+    parts: PartsOfAll | None = None
+    """Publish for this process, which holds no whole version."""
     clock: Callable[[], float] = time.time
     held: Published = field(default_factory=lambda: {BASE_VERSION: None}, init=False)
     """Never changed in place: another thread may be reading it. The base is read from the store if a version is cut from it."""
@@ -159,7 +162,7 @@ class Publisher:
                 log.warning("version not claimed", version=version, reason=error.message)
         return found
 
-    def load(self, version: int) -> Tensors:
+    def load(self, version: int) -> Mapping[str, Tensor]:
         """The bits of a version."""
         return self.store.load(self._policy, version)
 
@@ -183,7 +186,7 @@ class Publisher:
         num_samples = sum(fate.version == version for _, fate in state.fates_since(parent))
         return CutVersion(version, parent, state.step, num_samples, now)
 
-    def cut(self, cut: CutVersion, target: Tensors, answers: ProbeAnswers | None = None) -> None:
+    def cut(self, cut: CutVersion, target: Mapping[str, Tensor], answers: ProbeAnswers | None = None) -> None:
         """Queue a version for `send`. Its checkpoint is durable."""
         self._num_failures, self._retry_at = 0, 0.0
         self._unsent = UnsentVersion(cut, target, answers)
@@ -227,32 +230,15 @@ class Publisher:
         # A trainer that is paused here and resumes too late writes under its own old epoch, and cannot offer the version.
         self.lease.check_now()
         self.fault("publisher: before bytes")
-        base = self.held.get(parent)
-        if parent == BASE_VERSION and CONFIG in unsent.target:
-            base, self._history = {}, History()  # an adapter's first version has nothing in common with the base
-        elif base is None:
-            base, self._history = self.store.load_state(self._policy, parent)
-            self.held = {**self.held, parent: base}
         with self.database.snapshot() as connection:
             parent_root = assignments.root_of_version(connection, self._policy, parent)
-        manifest = publish_version(
-            self.store,
-            policy=self._policy,
-            run=self._run,
-            base=base,
-            target=unsent.target,
-            epoch=self.lease.epoch,
-            history=self._history,
-            signer=self.signer,
-            parent_root=parent_root,
-            **unsent.cut._asdict(),
-        )
-        if unsent.answers is not None:
-            answers = msgspec.structs.replace(unsent.answers, root=manifest.target_root)
-            write_probe(self.store, self._policy, answers, self.signer)
+        about = {"policy": self._policy, "run": self._run, "epoch": self.lease.epoch, **unsent.cut._asdict()}
+        if self.parts is not None:
+            manifest = self.parts.publish(self.store, described(**about), unsent.target, parent_root)
+        else:
+            manifest = self._store_alone(unsent, about, parent_root)
         self.lease.check_now()
         self._unlisted.add(version)
-        self.held = dict(sorted({**self.held, version: unsent.target}.items())[-VERSIONS_HELD:])
         log.info(
             "version published",
             version=version,
@@ -261,8 +247,33 @@ class Publisher:
             bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
             density=manifest.num_changed / manifest.num_weights,
         )
-        if self._upkeep.after(manifest, unsent.target, unsent.cut.created_at):
+        target = unsent.target if self.parts is None else None
+        if self._upkeep.after(manifest, target, unsent.cut.created_at):
             self._unlisted.add(version)
+
+    def _store_alone(self, unsent: UnsentVersion, about: dict[str, Any], parent_root: str | None) -> Manifest:
+        """Store a version that is here as a whole; the next may be a change of it."""
+        version, parent = unsent.cut.version, unsent.cut.parent
+        base = self.held.get(parent)
+        if parent == BASE_VERSION and CONFIG in unsent.target:
+            base, self._history = {}, History()  # an adapter's first version has nothing in common with the base
+        elif base is None:
+            base, self._history = self.store.load_state(self._policy, parent)
+            self.held = {**self.held, parent: base}
+        manifest = publish_version(
+            self.store,
+            base=base,
+            target=unsent.target,
+            history=self._history,
+            signer=self.signer,
+            parent_root=parent_root,
+            **about,
+        )
+        if unsent.answers is not None:
+            answers = msgspec.structs.replace(unsent.answers, root=manifest.target_root)
+            write_probe(self.store, self._policy, answers, self.signer)
+        self.held = dict(sorted({**self.held, version: unsent.target}.items())[-VERSIONS_HELD:])
+        return manifest
 
     def _make_issuer(self) -> Issuer | None:
         if self.signer is None or self.keyring is None:  # readers that accept unsigned versions read no snapshot

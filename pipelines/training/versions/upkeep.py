@@ -24,7 +24,7 @@ from weights.versions.manifest import NO_HISTORY
 from weights.versions.presence import Presence, present_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from runtime.database import Database
     from runtime.lease import Lease
     from weights.stores.store import WeightStore
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
     from weights.versions.manifest import Manifest
     from weights.versions.signing import Keyring, Signer
 
@@ -61,8 +61,11 @@ class StoreUpkeep:
     engines: Callable[[], Sequence[EngineReplica]] = tuple
     """Reads their rows."""
 
-    def after(self, newest: Manifest, target: Tensors, now: float) -> bool:
-        """Make folds to the newest version; at anchors, prune. True if a fold was made. Raises LeaseLost: another trainer took over."""
+    def after(self, newest: Manifest, target: Mapping[str, Tensor] | None, now: float) -> bool:
+        """Make folds to the newest version, unless it is not here (`target` is None); at anchors, prune. True if a fold was made.
+
+        Raises LeaseLost: another trainer took over.
+        """
         store, policy, num_folds = self.store, self.lease.policy, 0
         try:
             versions = set(store.versions(policy))
@@ -72,10 +75,13 @@ class StoreUpkeep:
             replicas = [item for item in found.replicas if item.version in versions]
             cut_off = [item for item in _cut_off(self.engines(), now) if item.version in versions]
             # On the base no adapter is based: who holds the base takes the newest full copy, which is small.
-            useful = [item for item in [*cut_off, *replicas] if item.version != BASE_VERSION or CONFIG not in target]
-            for replica in _behind(useful, newest, now)[:_MOST_FOLDS]:
-                self._fold(replica, newest, target)
-                num_folds += 1
+            useful = [
+                item for item in [*cut_off, *replicas] if item.version != BASE_VERSION or CONFIG not in (target or ())
+            ]
+            if target is not None:
+                for replica in _behind(useful, newest, now)[:_MOST_FOLDS]:
+                    self._fold(replica, newest, target)
+                    num_folds += 1
             if newest.history_after == NO_HISTORY or self.pruning.is_under_way:
                 # Unsigned reports keep nothing: forged ones would fill the disk.
                 self.pruning.advance({item.version for item in replicas if found.is_signed}, now)
@@ -83,7 +89,7 @@ class StoreUpkeep:
             log.warning("no folds or pruning after this version", version=newest.version, reason=error.message)
         return num_folds > 0
 
-    def _fold(self, replica: Presence, newest: Manifest, target: Tensors) -> None:
+    def _fold(self, replica: Presence, newest: Manifest, target: Mapping[str, Tensor]) -> None:
         base, history = self.store.load_state(self.lease.policy, replica.version)
         self.lease.check_now()
         self.fault("publisher: before a fold")

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def stepped(tensors: Tensors, density: float, seed: int = 1) -> Tensors:
     return result
 
 
-def same(left: Tensors, right: Tensors) -> bool:
+def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return left.keys() == right.keys() and all(
         left[name][:2] == right[name][:2] and np.array_equal(left[name].data, right[name].data) for name in left
     )

@@ -33,6 +33,8 @@ def breaking_model(capacity: int | None = None) -> Any:
 
 def _break(capacity: int | None) -> Callable[[Any, tuple[Any, ...]], None]:
     def hook(_module: Any, arguments: tuple[Any, ...]) -> None:
+        if not arguments:  # a trial of the model that scores no rows
+            return
         packing, _, labels, *_ = arguments
         ids = torch.cat([packing.ids_N, labels])
         if (ids == DEADLY).any():
@@ -48,6 +50,8 @@ def _break(capacity: int | None) -> Callable[[Any, tuple[Any, ...]], None]:
 
 
 def _spoil(_module: Any, arguments: tuple[Any, ...], scores: TokenScores) -> TokenScores:
+    if not arguments:
+        return scores
     spoiled = arguments[2] == NO_NUMBER
     if not spoiled.any():
         return scores

@@ -1,6 +1,7 @@
 """Tiny policies and experiences for the trainer's tests."""
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.models import built_once, llama_config
-from weights.tensors import Tensors
+from weights.tensors import Tensor
 
 VOCABULARY = 48
 
@@ -68,7 +69,7 @@ def model_of(learner: Learner) -> WholeModel:
     return learner.trainee
 
 
-def bits_now(learner: Learner) -> Tensors:
+def bits_now(learner: Learner) -> Mapping[str, Tensor]:
     """The bits that a version cut now would have."""
     return learner.trainee.bits_of(learner.trainee.masters()[0])
 

@@ -29,7 +29,7 @@ from pipelines.training.text.samples import TextBatch, rows_of
 from policy.logprobs import TokenScores
 from policy.routing import NO_REPLAY
 from tests.unit.pipelines.training.builders import VOCABULARY
-from weights.tensors import Tensor, Tensors
+from weights.tensors import Tensor
 
 NAME = "logits"
 
@@ -111,7 +111,7 @@ class UnigramTrainee:
     def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
         return self._log_probs(self.logits_V, experiences)
 
-    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+    def log_probs_under(self, bits: Mapping[str, Tensor] | None, experiences: Sequence[Experience]) -> TokenLogProbs:
         return self._log_probs(torch.zeros(VOCABULARY) if bits is None else _read(bits), experiences)
 
     @torch.no_grad()
@@ -120,11 +120,11 @@ class UnigramTrainee:
         found_BT = torch.log_softmax(self.frozen_V + logits, -1)[batch.input_ids_BL[:, 1:]]
         return TokenLogProbs(found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
 
-    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, Tensor]:
         words = weights[NAME].detach().to(torch.bfloat16).view(torch.int16).numpy().copy()
         return {NAME: Tensor("BF16", (VOCABULARY,), words.view(np.uint8))}
 
-    def probe_answers(self, bits: Tensors) -> None:  # noqa: ARG002 as a model
+    def probe_answers(self, bits: Mapping[str, Tensor]) -> None:  # noqa: ARG002 as a model
         return None
 
     def masters(self) -> Masters:
@@ -137,7 +137,7 @@ class UnigramTrainee:
     def put(self, held: Masters) -> None:
         self.logits_V.copy_(held[0][NAME])
 
-    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+    def restart_from(self, bits: Mapping[str, Tensor]) -> Callable[[], None]:
         held = {NAME: _read(bits)}, dict[str, torch.Tensor]()
         return lambda: self.put(held)
 
@@ -148,7 +148,7 @@ class UnigramTrainee:
         return {}
 
 
-def _read(bits: Tensors) -> torch.Tensor:
+def _read(bits: Mapping[str, Tensor]) -> torch.Tensor:
     if bits.keys() != {NAME}:
         raise WeightsRefused("unknown_tensor", "bits of another layout")
     return torch.from_numpy(bits[NAME].data.view(np.int16).copy()).view(torch.bfloat16).float()

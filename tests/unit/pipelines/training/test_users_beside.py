@@ -11,7 +11,8 @@ import torch
 
 from commands.home import prepare_home
 from engines.card_users import GpuSettings
-from pipelines.training.learning.users_first import FEWEST_TOKENS, UsersFirst
+from pipelines.training.learning.short_batches import FEWEST_TOKENS
+from pipelines.training.learning.users_first import UsersFirst
 from pipelines.training.process import background_threads, make_trainer
 from pipelines.training.samples.attempts import survives
 from pipelines.training.settings import TrainingSettings

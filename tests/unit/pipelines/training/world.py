@@ -287,7 +287,7 @@ class AwayStore(WeightStore):
     is_away = False
     num_refused = 0
 
-    def publish(self, manifest: Manifest, payload: bytes) -> None:
+    def publish(self, manifest: Manifest, payload: bytes | None = None) -> None:
         if self.is_away:
             self.num_refused += 1
             raise Unavailable("the weight store does not answer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tests.models import tiny_model
 from tests.unit.pipelines.training.builders import bits_now, captured, random_experience
 from tests.unit.pipelines.training.builders import tiny_model as tied_model
 from tests.unit.pipelines.training.fake_trainee import UnigramTrainee
-from weights.tensors import Tensors, root_of
+from weights.tensors import Tensor, root_of
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2, max_gradient_norm=1e9, kl_coefficient=0.02, divergence_bound=math.inf, step_bound=math.inf,
@@ -113,7 +113,7 @@ def test_a_step_goes_as_far_as_its_scale_says_and_an_answer_with_an_advantage_be
     assert moved(trainee, 0.25) == pytest.approx(far / 4, rel=1e-2)
 
 
-def bits_in(trainee: Trainee) -> Tensors:
+def bits_in(trainee: Trainee) -> Mapping[str, Tensor]:
     return trainee.bits_of(trainee.masters()[0])
 
 

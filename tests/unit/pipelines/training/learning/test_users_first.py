@@ -16,17 +16,11 @@ from structlog.testing import capture_logs
 
 from pipelines.training.checkpoints.plans import digest_of
 from pipelines.training.known.experiences import row_lengths
-from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.short_batches import FEWEST_TOKENS, TRIES, keep_short, rows_of_length
+from pipelines.training.learning.stages import Stages
 from pipelines.training.learning.trainee import GradientRows, GradientSums, Trainee
-from pipelines.training.learning.users_first import (
-    FEWEST_TOKENS,
-    LEAST_SHARE,
-    TRIES,
-    UsersFirst,
-    keep_short,
-    rows_of_length,
-)
+from pipelines.training.learning.users_first import LEAST_SHARE, UsersFirst
 from pipelines.training.settings import AdapterSettings, TrainingSettings
 from pipelines.training.shards.trainee import GroupTrainee
 from tests.unit.pipelines.training.builders import a_learner, random_experience, tiny_model

@@ -6,6 +6,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from pipelines.training.shards.launch import EndedRank, environment_of, launch, settle_rank
 from runtime.listening import REPLICA
 from runtime.operations import OPERATIONS_ADDRESS, OPERATIONS_FD
@@ -57,6 +59,7 @@ def test_what_a_person_has_to_look_at_is_not_tried_again(tmp_path: Path) -> None
     assert len(lives(tmp_path, 1)) == 1
 
 
+@pytest.mark.slow
 def test_rank_0_is_asked_to_end_and_no_rank_is_left(tmp_path: Path) -> None:
     stop = threading.Event()
     found: list[tuple[int, list[str]]] = []

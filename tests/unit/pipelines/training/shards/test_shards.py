@@ -144,16 +144,17 @@ def refusing(group: Group, base: str) -> tuple[str, int]:
         follow(make_share(base, WHOLE, "cpu", group), group)
         return "", 0
     trainee = GroupTrainee(make_share(base, WHOLE, "cpu", group), group)
+    found = ""
     try:
-        trainee.log_probs([])
-    except RuntimeError as error:
-        found = type(error).__name__
+        trainee.log_probs([])  # there is nothing to put together
+    except (RuntimeError, ValueError) as error:
+        found = str(error)
     count = len(trainee.log_probs(samples(np.random.default_rng(0), 2)).found_S)
     trainee.close()
     return found, count
 
 
 def test_what_every_rank_refuses_is_raised_and_the_group_goes_on(two: Ranks, base: str) -> None:
-    (name, count), _ = two.run(refusing, base)
-    assert name == "RuntimeError"
+    (found, count), _ = two.run(refusing, base)
+    assert "torch.cat" in found
     assert count > 0
