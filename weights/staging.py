@@ -1,31 +1,23 @@
-"""Decodes edges, of one payload or of parts. In: the base, a manifest, its payloads. Out: changes of whole tensors, verified, or a file of the target.
+"""Decodes edges, of one payload or of parts. In: the base, a manifest, its payloads. Out: changes of whole tensors, verified.
 
 Each part is verified against its own leaves, and the manifest says that these add up to its root (`weights.versions.parts`).
 """
 
 from __future__ import annotations
 
-import math
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import numpy as np
 
-from weights.blocks import Entry, Rows, Whole, blocks_of, root_as, rows_named, wholes_of
+from weights.blocks import Whole, blocks_of, root_as, wholes_of
 from weights.codec.delta import KeepLayout, Staged, TensorChange, stage
-from weights.codec.history import History, Moves
+from weights.codec.history import History
 from weights.codec.kernels import Words
-from weights.codec.sparse import Keep
 from weights.cores import each
-from weights.files import full_disk_named
-from weights.tensors import ELEMENT_BYTES, Tensor, safetensors_header, words_of
+from weights.tensors import Tensor, words_of
 from weights.versions.manifest import Manifest, edges_of_parts
 
 PayloadOf = Callable[[Manifest], bytes]
@@ -84,78 +76,6 @@ def stage_parts(
 
     edges = edges_of_parts(manifest) if parts is None else parts
     return each(one, edges, [manifest.full_bytes // len(edges) for _ in edges])
-
-
-class _OtherLayout(Exception):
-    """The file has other tensors than the version."""
-
-
-class ModelFile:
-    """A new file of the tensors of a version, written while they are hashed, by any thread. Usable once `take` returned."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._starts = path, dict[str, int]()
-        self._layout: list[Entry] | None = None
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._file)
-
-    def take(
-        self,
-        base: Mapping[str, Tensor],
-        manifest: Manifest,
-        payload_of: PayloadOf,
-        history: History,
-        *,
-        base_root: str | None,
-    ) -> dict[str, Moves] | None:
-        """Write the target of an edge; its moves, or None: the file cannot have its layout. `base` may be this file.
-
-        Raises as `stage_edge`, and Unavailable: the disk is full. Then, and after None, the file is of no use.
-        """
-        try:
-            if manifest.parts is msgspec.UNSET:
-                payload = payload_of(manifest)
-                return stage(base, manifest, payload, history, base_root=base_root, keep=self._keep).moves
-            self._begin((name, *whole[:2]) for name, whole in wholes_of(leaf.entry for leaf in manifest.leaves).items())
-            known = {} if manifest.base_root is None else blocks_of(base)
-            staged = stage_parts(known, manifest, payload_of, history, base_root=base_root, keep=self._keep_blocks)
-            return {name: moves for part in staged for name, moves in part.moves.items()}
-        except _OtherLayout:
-            return None
-
-    def _begin(self, entries: Iterable[Entry]) -> None:
-        layout = sorted(entries)
-        if self._layout is None and all(dtype in ELEMENT_BYTES for _, dtype, _ in layout):
-            text, self._starts, size = safetensors_header(layout)
-            self._write(0, 0, memoryview(text))
-            os.ftruncate(self._file, size)
-            self._layout = layout
-        if self._layout != layout:
-            raise _OtherLayout
-
-    def _keep(self, layout: Iterable[Entry]) -> Callable[[str], Keep]:
-        self._begin(layout)
-        return lambda name: partial(self._write, self._starts[name])
-
-    def _keep_blocks(self, layout: Iterable[Entry]) -> Callable[[str], Keep]:
-        starts = dict[str, int]()
-        for name, dtype, shape in layout:
-            rows = rows_named(name) or Rows(name, 0, 0)
-            starts[name] = self._starts[rows.name] + rows.first * ELEMENT_BYTES[dtype] * math.prod(shape[1:])
-        return lambda name: partial(self._write, starts[name])
-
-    def _write(self, tensor: int, start: int, content: memoryview) -> None:
-        with full_disk_named(self._path):
-            while content:
-                done = os.pwrite(self._file, content, tensor + start)
-                start, content = start + done, content[done:]
 
 
 def _joined(

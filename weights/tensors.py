@@ -128,7 +128,7 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
 
 
 def safetensors_header(layout: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int], int]:
-    """How the file of tensors of these names, dtypes and shapes begins, where each of them does, and the bytes of it all."""
+    """How the file of tensors of these names, dtypes and shapes begins, where each of them does, and where the last one ends."""
     sizes = {name: (dtype, shape, ELEMENT_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in layout}
     names, text = _header(sizes)
     *starts, end = accumulate((sizes[name][2] for name in names), initial=len(text))

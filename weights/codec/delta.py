@@ -60,10 +60,8 @@ _EXCHANGE_AT_ONCE = 1 << 16
 """Elements that are exchanged by one core at a time."""
 _HASHED_AT_ONCE = 1 << 19
 """Bytes; they stay in the core's own cache."""
-
-
-KeepLayout = Callable[[Layout], Callable[[str], Keep | None]]
-"""Called with what a version will have; then for each tensor, by its name."""
+KeepLayout = Callable[[Layout], Callable[[str], Keep]]
+"""Called once with the layout of a version that is decoded; what it returns, with the name of each tensor."""
 
 
 class Encoded(NamedTuple):
@@ -232,11 +230,11 @@ def stage(
     if strangers := header.models.keys() - {dtype for _, dtype, _ in known_layout}:
         raise corrupt(f"it has tables for {len(strangers)} types of which the base has no tensor")
     models = {dtype: model_of(tables) for dtype, tables in header.models.items()}
-    keep_of = (lambda _: None) if keep is None else keep(layout)
+    keep_of = None if keep is None else keep(layout)
 
     def decode(tensor: tuple[Entry, TensorHead, memoryview]) -> _Decoded:
         entry, head, body = tensor
-        old, keep_it = _alike(known.get(entry[0]), *entry[1:]), keep_of(entry[0])
+        old, keep_it = _alike(known.get(entry[0]), *entry[1:]), keep_of and keep_of(entry[0])
         if head.way == UNCHANGED and old is not None and not body:
             return _Decoded(_digest(old.data, keep_it), no_moves(old), None)
         if head.way == SPARSE and old is not None and entry[1] in models:

@@ -30,8 +30,8 @@ from weights.files import full_disk_named
 from weights.mapped import map_safetensors
 from weights.reader import Hop, Traveller, advance_history
 from weights.replica.fetch import ChunkFolder, ChunkSource
+from weights.replica.model import ModelFile
 from weights.replica.slots import OpenSlot, Slot, Slots
-from weights.staging import ModelFile
 from weights.tensors import Tensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
@@ -256,7 +256,7 @@ class Replica:
     ) -> History:
         """Write the model to `path`, and return the history after it. `known`, `history`: of the base, only read."""
         root, after, tensors = base.root if base else None, history.copy(), known
-        with ModelFile(path) as file:
+        with ModelFile(path, self._fault) as file:
             for manifest in edges:
                 moves = file.take(tensors, manifest, self._chunks.payload, after, base_root=root)
                 if moves is None:
