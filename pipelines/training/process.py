@@ -191,7 +191,8 @@ def compose(
     checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, around.fault, fence=fence)
     publisher = Publisher(
         settings, around.database, around.store, lease=around.lease, fault=around.fault, signer=around.signer,
-        keyring=around.keyring, keep_anchors=training.keep_anchors, clock=around.clock, parts=parts,
+        keyring=around.keyring, keep_anchors=training.keep_anchors, clock=around.clock,
+        publish_parts=None if parts is None else parts.publish,
     )  # fmt: skip
     journal = Journal(settings.checkpoints, around.fault)
     recovery = Recovery(around, learner, checkpoints, journal, publisher)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _ORDER, _REPLY = "order/{}", "reply/{}"
 _LOOK_SECONDS = 0.05
-_LAST_SECONDS = 5.0
+LAST_SECONDS = 5.0
 """For a rank that still publishes when the trainer ends. The next start publishes the version."""
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class OwnPart:
         self._files, self._store = files, store
         self.layout = [(name, "BF16", tuple(place.shape)) for name, place in files.conversion.items()]
         self._blocks = {name: (dtype, shape) for name, dtype, shape in plan_parts(self.layout, world)[rank]}
-        self._held: dict[int, dict[str, Tensor]] = {}
+        self.held: dict[int, dict[str, Tensor]] = {}
         """Blocks of the newest version and of its parent."""
         self._history, self._moves = History(), dict[str, Moves]()
         """After the parent, and what the newest version adds once the next one says that it was merged."""
@@ -88,15 +88,15 @@ class OwnPart:
         step = order.edges[0]
         parent = step.base_version or BASE_VERSION
         self._follow(step)
-        base = self._held.get(parent) or self._read(step.policy, parent)
-        self._held = {parent: base}
+        base = self.held.get(parent) or self._read(step.policy, parent)
+        self.held = {parent: base}
         target = self._taken(VersionInPieces(self._files, open_tensors(Path(order.folder), WEIGHTS)))
         try:
             found = [publish_part(self._store, edge, base, target, self._history) for edge in order.edges]
         except WeightsRefused:
-            self._held = {}  # the next attempt reads the parent from the store
+            self.held = {}  # the next attempt reads the parent from the store
             raise
-        self._held[step.version], self._moves = target, found[0][1]
+        self.held[step.version], self._moves = target, found[0][1]
         return [part for part, _ in found]
 
     def _follow(self, step: Manifest) -> None:
@@ -167,7 +167,7 @@ class PartsOfAll:
             content = self._group.take(_REPLY.format(rank))
             if content is None:
                 time.sleep(_LOOK_SECONDS)
-                until = min(until, time.monotonic() + _LAST_SECONDS) if self._stop.is_set() else math.inf
+                until = min(until, time.monotonic() + LAST_SECONDS) if self._stop.is_set() else math.inf
             elif (reply := msgspec.json.decode(content, type=PartReply)).name == order.name:
                 return reply
         raise Unavailable(f"rank {rank} did not publish its part before the trainer ended")

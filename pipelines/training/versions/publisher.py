@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from pipelines.training.learning.trainee import Published
-    from pipelines.training.shards.parts import PartsOfAll
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
@@ -102,8 +101,8 @@ class Publisher:
     signer: Signer | None = None
     keyring: Keyring | None = None
     keep_anchors: int = 2
-    parts: PartsOfAll | None = None
-    """Publish for this process, which holds no whole version."""
+    publish_parts: Callable[[WeightStore, Manifest, Mapping[str, Tensor], str | None], Manifest] | None = None
+    """Instead of `publish_version` where this process holds no whole version: store, of `described`, target, root of the parent."""
     clock: Callable[[], float] = time.time
     held: Published = field(default_factory=lambda: {BASE_VERSION: None}, init=False)
     """Never changed in place: another thread may be reading it. The base is read from the store if a version is cut from it."""
@@ -233,8 +232,8 @@ class Publisher:
         with self.database.snapshot() as connection:
             parent_root = assignments.root_of_version(connection, self._policy, parent)
         about = {"policy": self._policy, "run": self._run, "epoch": self.lease.epoch, **unsent.cut._asdict()}
-        if self.parts is not None:
-            manifest = self.parts.publish(self.store, described(**about), unsent.target, parent_root)
+        if self.publish_parts is not None:
+            manifest = self.publish_parts(self.store, described(**about), unsent.target, parent_root)
         else:
             manifest = self._store_alone(unsent, about, parent_root)
         self.lease.check_now()
@@ -247,7 +246,7 @@ class Publisher:
             bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
             density=manifest.num_changed / manifest.num_weights,
         )
-        target = unsent.target if self.parts is None else None
+        target = unsent.target if self.publish_parts is None else None
         if self._upkeep.after(manifest, target, unsent.cut.created_at):
             self._unlisted.add(version)
 

@@ -57,7 +57,9 @@ class World:
         """As after a restart. `stores`: of some ranks."""
         self.ranks.close()
         words: dict[str, bytes] = {}
-        owns = [OwnPart(self.files, (stores or {}).get(rank, self.store), rank, world) for rank in range(world)]
+        self.owns = owns = [
+            OwnPart(self.files, (stores or {}).get(rank, self.store), rank, world) for rank in range(world)
+        ]
         groups: list[Any] = [Words(rank, world, words) for rank in range(world)]
         for rank in range(1, world):
             self.ranks.enter_context(publishing_beside(owns[rank], groups[rank]))
@@ -183,7 +185,7 @@ def test_one_rank_that_fails_is_named_nothing_is_published_and_the_next_attempt_
 def test_what_a_rank_holds_is_compared_with_what_was_published(world: World) -> None:
     world.start(2)
     world.publish(1, world.step(1))
-    for blocks in world.parts._own._held.values():
+    for blocks in world.owns[0].held.values():
         next(iter(blocks.values())).data[:1] ^= 1
     bits = world.step(2)
     with pytest.raises(Unavailable, match="is not what was published as version 1"):
@@ -205,7 +207,7 @@ def test_a_publication_that_was_repeated_is_the_first_one(world: World) -> None:
 
 
 def test_no_rank_is_waited_for_once_the_trainer_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.training.shards.parts._LAST_SECONDS", 0.1)
+    monkeypatch.setattr("pipelines.training.shards.parts.LAST_SECONDS", 0.1)
     world.start(2)
     world.ranks.close()
     world.stop.set()
