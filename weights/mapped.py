@@ -23,17 +23,14 @@ class _View(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def map_safetensors(path: Path, *, writable: bool = False, private: bool = False) -> Tensors:
-    """The tensors of one file as views of it; if `writable`, writes to them go to the file; if `private`, to this process only.
+def map_safetensors(path: Path, *, private: bool = False) -> Tensors:
+    """The tensors of one file as views of it; if `private`, writes to them go to this process only.
 
     The caller checks the content, by its root. Raises NotFound; WeightsRefused: `truncated`, or `not_safetensors`.
     """
     try:
-        with path.open("r+b" if writable else "rb") as file:
-            if writable:  # all of it will be written, so the kernel may find its pages at once
-                mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-            else:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_READ)
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY if private else mmap.ACCESS_READ)
             content = np.frombuffer(mapped, dtype=np.uint8)
     except FileNotFoundError as error:
         raise NotFound(f"there is no weight file {path}", path=str(path)) from error

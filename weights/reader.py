@@ -171,8 +171,8 @@ class WeightReader(ABC):
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The tensors of a version, and the history that its next step may be coded with. Raises as `stage_onto`."""
 
-        def follow(way: list[Manifest]) -> _Traveller:
-            traveller = _Traveller({})
+        def follow(way: list[Manifest]) -> Traveller:
+            traveller = Traveller({})
             for manifest in way:
                 traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
             return traveller
@@ -191,12 +191,15 @@ class WeightReader(ABC):
         parts. Edges without parts are fetched whole. Raises as `load`; NotFound also for rows that the version does not have.
         """
 
+        if start and version == start[0]:
+            return {rows: take_rows(start[1], rows) for rows in wanted}
+
         def follow(way: list[Manifest]) -> dict[Rows, Tensor] | None:
             num_whole = next((number for number, edge in enumerate(way) if edge.leaves), len(way))
-            given = start[1] if start and (not way or way[0].base_version == start[0]) else None
+            given = start[1] if start and way[0].base_version == start[0] else None
             if given is not None and num_whole:  # such an edge changes whole tensors
                 return None
-            traveller, needed = _Traveller({}), {name for rows in wanted for name in _blocks_with(rows, way[-1])}
+            traveller, needed = Traveller({}), {name for rows in wanted for name in _blocks_with(rows, way[-1])}
             for manifest in way[:num_whole]:
                 traveller.move(Hop(manifest, traveller.stage(manifest, self.payload)))
             blocks, parts = (
@@ -249,7 +252,7 @@ class WeightReader(ABC):
         """
 
         def follow(way: list[Manifest]) -> list[Hop]:
-            traveller, hops = _Traveller(base, history, base_root), []
+            traveller, hops = Traveller(base, history, base_root), []
             for number, manifest in enumerate(way, start=1):
                 hops.append(Hop(manifest, traveller.stage(manifest, payload or self.payload)))
                 if number < len(way):
@@ -337,7 +340,7 @@ def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Mo
         history.reset()
 
 
-class _Traveller:
+class Traveller:
     """The tensors and the history along a route. The start is only read."""
 
     def __init__(

@@ -13,12 +13,11 @@ import msgspec
 import numpy as np
 
 from weights.blocks import Whole, blocks_of, root_as, wholes_of
-from weights.codec.delta import Staged, TensorChange, stage
-from weights.codec.history import History, Moves
+from weights.codec.delta import KeepLayout, Staged, TensorChange, stage
+from weights.codec.history import History
 from weights.codec.kernels import Words
-from weights.codec.sparse import LINE_BYTES
 from weights.cores import each
-from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, words_of
+from weights.tensors import Tensor, words_of
 from weights.versions.manifest import Manifest, edges_of_parts
 
 PayloadOf = Callable[[Manifest], bytes]
@@ -59,11 +58,11 @@ def stage_parts(
     *,
     base_root: str | None,
     parts: Sequence[Manifest] | None = None,
-    use: Callable[[Staged], Staged] = lambda staged: staged,
+    keep: KeepLayout | None = None,
 ) -> list[Staged]:
     """The parts of an edge, on as many cores as there are. `blocks`: of the base, whose root is `base_root`. `parts`: None: all of them.
 
-    `use` gets the changes of a part once it is verified; what it returns is kept. Raises as `weights.codec.delta.stage`.
+    Raises as `weights.codec.delta.stage`, which says what `keep` is: each part has its own layout, of blocks.
     """
     turn = threading.Lock()  # whoever fetches uses all connections, and two parts may have a chunk in common
 
@@ -73,49 +72,10 @@ def stage_parts(
         known = None if manifest.base_root is None else held
         with turn:
             payload = payload_of(edge)
-        return use(stage(known, edge, payload, history, base_root=base_root))
+        return stage(known, edge, payload, history, base_root=base_root, keep=keep)
 
     edges = edges_of_parts(manifest) if parts is None else parts
     return each(one, edges, [manifest.full_bytes // len(edges) for _ in edges])
-
-
-def layout_in_parts(manifest: Manifest) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-    """Dtype and shape of each tensor after an edge of parts; None: it has none, or a tensor whose bytes do not follow from these."""
-    if manifest.parts is msgspec.UNSET or any(leaf.dtype not in ELEMENT_BYTES for leaf in manifest.leaves):
-        return None
-    return {name: whole[:2] for name, whole in wholes_of(leaf.entry for leaf in manifest.leaves).items()}
-
-
-def write_parts(
-    copy: Tensors, base: Tensors, manifest: Manifest, payload_of: PayloadOf, history: History, *, base_root: str | None
-) -> dict[str, Moves]:
-    """Make a copy of `base` the target in place, a part at a time on each core; returns the moves. It has the target's layout already.
-
-    Each part is verified before its tensors change. Raises as `stage_edge`: then other parts may have changed.
-    """
-    blocks = blocks_of(copy)
-
-    def write(staged: Staged) -> Staged:
-        overwrite(blocks, staged)
-        return staged._replace(changes={})
-
-    staged = stage_parts(blocks_of(base), manifest, payload_of, history, base_root=base_root, use=write)
-    return {name: moves for part in staged for name, moves in part.moves.items()}
-
-
-def overwrite(copy: Mapping[str, Tensor], staged: Staged) -> bool:
-    """Write the changes into the memory of a copy of the base; False, and nothing is written: the target has another layout."""
-    if staged.removed or any(
-        name not in copy or copy[name][:2] != (change.dtype, change.shape) for name, change in staged.changes.items()
-    ):
-        return False
-
-    def write(name: str) -> None:
-        change = staged.changes[name]
-        words_of(copy[name])[... if change.places is None else change.places] = change.words
-
-    each(write, [*staged.changes], [change.words.size * LINE_BYTES for change in staged.changes.values()])
-    return True
 
 
 def _joined(

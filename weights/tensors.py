@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from safetensors import SafetensorError, deserialize
 from contracts.errors import NotFound, WeightsRefused
 from contracts.files import open_plain, read_small
 from weights.cores import each
-from weights.files import full_disk_named, write_durably
+from weights.files import write_durably
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -128,18 +127,12 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     write_durably(path, [text, *(tensors[name].data.data for name in names)])
 
 
-def allocate_safetensors(path: Path, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Make the file of zeros that tensors of these dtypes and shapes need, to be mapped and written. Raises Unavailable: the disk is full."""
-    sizes = {name: (dtype, shape, ELEMENT_BYTES[dtype] * math.prod(shape)) for name, (dtype, shape) in layout.items()}
-    _, text = _header(sizes)
-    with full_disk_named(path), path.open("wb") as file:
-        file.write(text)
-        file.flush()
-        end = len(text) + sum(size for _, _, size in sizes.values())
-        if sys.platform == "linux":  # a hole that cannot be filled later would kill the process that writes to the map
-            os.posix_fallocate(file.fileno(), 0, end)
-        else:
-            file.truncate(end)
+def safetensors_header(layout: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int], int]:
+    """How the file of tensors of these names, dtypes and shapes begins, where each of them does, and where the last one ends."""
+    sizes = {name: (dtype, shape, ELEMENT_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in layout}
+    names, text = _header(sizes)
+    *starts, end = accumulate((sizes[name][2] for name in names), initial=len(text))
+    return text, dict(zip(names, starts, strict=True)), end
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> tuple[list[str], bytes]:

@@ -7,7 +7,7 @@ the distances of all elements in byte planes; `raw`. `stage` decodes and verifie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from weights.codec.container import (
     UNCHANGED,
     Entry,
     Header,
+    Layout,
     TensorHead,
     corrupt,
     join_payload,
@@ -38,6 +39,7 @@ from weights.codec.sparse import (
     WIDEST,
     BaseTensor,
     Encoder,
+    Keep,
     Places,
     TensorSample,
     count_changes,
@@ -56,6 +58,10 @@ _DENSE_FROM = 0.12
 _WIDEST_ELEMENT = 16
 _EXCHANGE_AT_ONCE = 1 << 16
 """Elements that are exchanged by one core at a time."""
+_HASHED_AT_ONCE = 1 << 19
+"""Bytes; they stay in the core's own cache."""
+KeepLayout = Callable[[Layout], Callable[[str], Keep]]
+"""Called once with the layout of a version that is decoded; what it returns, with the name of each tensor."""
 
 
 class Encoded(NamedTuple):
@@ -202,11 +208,13 @@ def stage(
     history: History | None = None,
     *,
     base_root: str | None = None,
+    keep: KeepLayout | None = None,
 ) -> Staged:
     """Decode and verify a version, tensor by tensor, without changing any argument.
 
     `base`: the weights of `manifest.base_version`, with the receiver's `history` (None: it has none); `base_root`: its root, if the caller
-    has already verified exactly these bits. `payload`: the chunks, joined.
+    has already verified exactly these bits. `payload`: the chunks, joined. `keep`: who takes the bytes of the target while they are hashed,
+    before it is known whether the root is right; there are no `changes` then.
 
     Raises WeightsRefused: checked in this order: `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
     `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
@@ -222,19 +230,21 @@ def stage(
     if strangers := header.models.keys() - {dtype for _, dtype, _ in known_layout}:
         raise corrupt(f"it has tables for {len(strangers)} types of which the base has no tensor")
     models = {dtype: model_of(tables) for dtype, tables in header.models.items()}
+    keep_of = None if keep is None else keep(layout)
 
     def decode(tensor: tuple[Entry, TensorHead, memoryview]) -> _Decoded:
         entry, head, body = tensor
-        old = _alike(known.get(entry[0]), *entry[1:])
+        old, keep_it = _alike(known.get(entry[0]), *entry[1:]), keep_of and keep_of(entry[0])
         if head.way == UNCHANGED and old is not None and not body:
-            return _Decoded(digest_of(old), no_moves(old), None)
+            return _Decoded(_digest(old.data, keep_it), no_moves(old), None)
         if head.way == SPARSE and old is not None and entry[1] in models:
             before = words_of(old)
             held = BaseTensor(*entry, read_only(before), read_only(past.states(entry[0], before.size)))
-            words, moves, digest = decode_sparse(held, models[entry[1]], head, body)
-            return _Decoded(digest, moves, TensorChange(*entry[1:], moves.places, words))
+            words, moves, digest = decode_sparse(held, models[entry[1]], head, body, keep_it)
+            change = TensorChange(*entry[1:], moves.places, words)
+            return _Decoded(digest, moves, None if keep_it else change)
         change = TensorChange(*entry[1:], None, _whole(old, entry, head, body))
-        return _Decoded(blake3(change.words.view(np.uint8).data).hexdigest(), None, change)
+        return _Decoded(_digest(change.words.view(np.uint8), keep_it), None, None if keep_it else change)
 
     sizes = [ELEMENT_BYTES.get(dtype, 1) * math.prod(shape) for _, dtype, shape in layout]
     decoded = each(decode, [*zip(layout, header.tensors, bodies, strict=True)], sizes)
@@ -285,6 +295,17 @@ class _Decoded(NamedTuple):
     digest: str
     moves: Moves | None
     change: TensorChange | None
+
+
+def _digest(data: npt.NDArray[np.uint8], keep: Keep | None) -> str:
+    """`keep` gets the bytes while they are in the core's cache."""
+    hasher = blake3()
+    for start in range(0, data.size, _HASHED_AT_ONCE):
+        piece = data[start : start + _HASHED_AT_ONCE].data
+        hasher.update(piece)
+        if keep is not None:
+            keep(start, piece)
+    return hasher.hexdigest()
 
 
 def _exchange(part: tuple[Words, Places, Words, Words]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -56,6 +56,8 @@ _UNSEEN = 1e-6
 _DENSE_ENOUGH = 1 / 32
 """Share of changes from which factors are tried where there is a history: in steps they save about as much as they take."""
 
+Keep = Callable[[int, memoryview], None]
+"""Takes some bytes of a tensor, and where in the tensor they begin."""
 Places = npt.NDArray[np.uint32]
 Contexts = npt.NDArray[Any]
 
@@ -176,8 +178,10 @@ class Encoder:
         return TensorSample(known.dtype, num_tokens, factors, found, size / max(int(found.seen.counts.sum()), 1))
 
 
-def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves, str]:
-    """The new words of the elements that change, where they are, and the digest of the tensor then.
+def decode_sparse(
+    known: BaseTensor, model: Model, head: TensorHead, body: memoryview, keep: Keep | None = None
+) -> tuple[Words, Moves, str]:
+    """The new words of the elements that change, where they are, and the digest of the tensor then. `keep` gets the bytes of it.
 
     Raises WeightsRefused: `corrupt_payload`.
     """
@@ -188,7 +192,7 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
     coded, total = np.frombuffer(body[head.factor_bytes :], dtype="<u4"), sum(head.changes)
     places, words, moved_down = np.empty(total, np.uint32), np.empty(total, old.dtype), np.empty(total, np.uint8)
     changes_before, words_before = [0, *accumulate(head.changes)], [0, *accumulate(head.words)]
-    digest = _DigestAfter(old)
+    digest = _DigestAfter(old, keep)
 
     def decode_block(number: int) -> None:
         part, code = (slice(*before[number : number + 2]) for before in (changes_before, words_before))
@@ -215,7 +219,8 @@ class _DigestAfter:
     A block is hashed as soon as it and those before it are decoded: then it is still in the core's cache.
     """
 
-    def __init__(self, before: Words) -> None:
+    def __init__(self, before: Words, keep: Keep | None) -> None:
+        self._keep = keep
         self._before, self._room = before, np.empty(min(BLOCK, before.size), before.dtype)
         self._decoded: dict[int, tuple[Places, Words]] = {}
         self._hasher, self._next, self._is_hashing = blake3(), 0, threading.Lock()
@@ -241,6 +246,8 @@ class _DigestAfter:
             piece[:] = self._before[start : start + BLOCK]
             piece[places - np.uint32(start)] = words
             self._hasher.update(piece.view(np.uint8).data)
+            if self._keep is not None:
+                self._keep(start * piece.itemsize, piece.view(np.uint8).data)
             self._next += 1
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -26,15 +25,14 @@ import msgspec
 
 from contracts.errors import Conflict, NotFound, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
-from weights.codec.delta import apply_staged
 from weights.codec.history import History
 from weights.files import full_disk_named
 from weights.mapped import map_safetensors
-from weights.reader import advance_history
+from weights.reader import Hop, Traveller, advance_history
 from weights.replica.fetch import ChunkFolder, ChunkSource
+from weights.replica.model import ModelFile
 from weights.replica.slots import OpenSlot, Slot, Slots
-from weights.staging import layout_in_parts, overwrite, stage_edge, write_parts
-from weights.tensors import Tensors, allocate_safetensors, write_safetensors
+from weights.tensors import Tensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
 from weights.versions.route import EdgeGone, follow_route
@@ -235,17 +233,15 @@ class Replica:
         target = Slot(last.version, last.target_root, NO_HISTORY, last.run)
         is_served = base is not None and base == self._held
         opened = _NOTHING if base is None else self._opened if is_served and self._opened else self._slots.open(base)
-        history = opened.history.copy()
         path = self._slots.begin(target)
         self._fault("slot: begun")
         try:
-            self._write_model(path, edges, base, opened.tensors, history)
+            history = self._write_model(path, edges, base, opened.tensors, opened.history)
             self._fault("slot: model written")
             target = target._replace(history=history.digest)
-            with ThreadPoolExecutor(1) as disk:  # it writes the model while the history is packed and the root computed
+            with ThreadPoolExecutor(1) as disk:  # it writes the model while the history is packed
                 durable = disk.submit(_sync, path)
                 self._slots.add(target, history, msgspec.json.encode(last))
-                made = self._slots.open(target, history)
                 durable.result()
             self._slots.finish(target)
         except (Unavailable, WeightsRefused) as error:
@@ -253,37 +249,28 @@ class Replica:
             if is_served and base and isinstance(error, WeightsRefused):
                 self._slots.open(base)  # the disk may have damaged it since it began to serve
             raise
-        return target, made
+        return target, OpenSlot(map_safetensors(path), history)
 
     def _write_model(
         self, path: Path, edges: list[Manifest], base: Slot | None, known: Tensors, history: History
-    ) -> None:
-        """Write the model to `path`, by changing a copy of the base in place, and advance `history`. `known`: the tensors of the base."""
-        mapped: Tensors = {}
-        if base is not None:
-            with full_disk_named(path):
-                shutil.copyfile(self._slots.model_of(base), path)
-            self._fault("slot: base copied")
-            mapped = map_safetensors(path, writable=True)
-        elif (layout := layout_in_parts(edges[0])) is not None:
-            allocate_safetensors(path, layout)
-            mapped = map_safetensors(path, writable=True)
-        tensors, root = dict(mapped), base.root if base else None
-        for manifest in edges:
-            if layout_in_parts(manifest) == {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}:
-                moves = write_parts(tensors, known, manifest, self._chunks.payload, history, base_root=root)
+    ) -> History:
+        """Write the model to `path`, and return the history after it. `known`, `history`: of the base, only read."""
+        root, after, tensors = base.root if base else None, history.copy(), known
+        with ModelFile(path, self._fault) as file:
+            for manifest in edges:
+                moves = file.take(tensors, manifest, self._chunks.payload, after, base_root=root)
+                if moves is None:
+                    break
+                self._fault("stage: applied")
+                tensors, root = map_safetensors(path), manifest.target_root
+                advance_history(after, manifest, moves)
             else:
-                tensors = {} if manifest.base_version is None else tensors
-                staged = stage_edge(known, manifest, self._chunks.payload, history, base_root=root)
-                self._fault("stage: verified")
-                if not overwrite(tensors, staged):
-                    apply_staged(tensors, staged)
-                moves = staged.moves
-            self._fault("stage: applied")
-            known, root = tensors, manifest.target_root
-            advance_history(history, manifest, moves)
-        if mapped.keys() != tensors.keys() or any(tensors[name].data is not mapped[name].data for name in mapped):
-            write_safetensors(path, tensors)
+                return after
+        traveller = Traveller(known, history, base.root if base else None)  # the layout changes on the way: in memory
+        for manifest in edges:
+            traveller.move(Hop(manifest, traveller.stage(manifest, self._chunks.payload)))
+        write_safetensors(path, traveller.own())
+        return traveller.history
 
     def _serve(self, held: Slot, opened: OpenSlot) -> None:
         if self._slots.current != held:
@@ -292,7 +279,7 @@ class Replica:
 
 
 def _sync(path: Path) -> None:
-    """Make durable what was written through a memory map."""
+    """Make durable what was written and verified."""
     with full_disk_named(path), path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -90,8 +90,8 @@ class Slots:
         ordered = [name for name in first if name in names] + [name for name in names if name not in first]
         return [held for name in ordered if (held := self._label(name)) is not None]
 
-    def open(self, held: Slot, history: History | None = None) -> OpenSlot:
-        """The tensors of a slot, memory-mapped and read-only, and its history, both verified. `history`: what was just written.
+    def open(self, held: Slot) -> OpenSlot:
+        """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
 
         Raises WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
         `history_damaged`: the slot stays, and from now on its history is unknown.
@@ -106,7 +106,7 @@ class Slots:
         if reason is not None:
             self.drop(held)
             raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
-        return OpenSlot(tensors, self._history(held) if history is None else history)
+        return OpenSlot(tensors, self._history(held))
 
     def _is_in_parts(self, held: Slot) -> bool:
         with suppress(WeightsRefused):

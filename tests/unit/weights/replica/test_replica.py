@@ -149,7 +149,7 @@ class Fuse:
 
 PLACES = {
     "fetch: before a chunk", "fetch: part written", "fetch: before a chunk gets its name", "fetch: chunk verified",
-    "slot: begun", "slot: base copied", "stage: verified", "stage: applied", "slot: model written",
+    "slot: begun", "slot: model begun", "stage: applied", "slot: model written",
     "slot: before history.bin", "slot: before held.json", "slot: whole", "flip: before current", "flip: after current",
     "sweep: before a slot", "sweep: before a chunk",
 }  # fmt: skip
