@@ -190,7 +190,6 @@ class WeightReader(ABC):
         Verified: every leaf of a part that is fetched, against the signed manifest, whose leaves add up to the root. Not verified: the other
         parts. Edges without parts are fetched whole. Raises as `load`; NotFound also for rows that the version does not have.
         """
-
         if start and version == start[0]:
             return {rows: take_rows(start[1], rows) for rows in wanted}
 
