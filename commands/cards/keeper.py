@@ -28,6 +28,8 @@ TRAINING: Final = "training"
 LOOK_SECONDS = 5.0
 _WRITE_SECONDS = 30.0
 """How often the last decision is written for `millrace gpus`."""
+_SILENT_SECONDS = 60.0
+"""Without a measurement for so long, nothing is known of users."""
 _SEEN_SECONDS, _DRAIN_SECONDS = 1.5, 12.0
 """After the first, inference has seen that a replica takes no more; ten seconds later it has taken what is in flight to another one."""
 
@@ -90,6 +92,7 @@ class CardKeeper:
         self._locks, self._children, self._measure, self._health = locks, children, measure, health
         self._patience, self._report, self._clock = patience, report, clock
         self._trend, self._backlog = DemandTrend(), 1
+        self._silent_since: float | None = None
         self._going: Iterator[None] | None = None
         self._unready = dict[int, float]()
         """Cards whose replica does not serve, and since when."""
@@ -149,7 +152,11 @@ class CardKeeper:
     def _note(self, now: float) -> None:
         found = self._measure()
         if found.in_flight is None:
-            return  # inference starts: this says nothing of users
+            self._silent_since = now if self._silent_since is None else self._silent_since
+            if now - self._silent_since >= _SILENT_SECONDS:
+                self._trend = DemandTrend()
+            return
+        self._silent_since = None
         if found.backlog is not None:
             self._backlog = int(found.backlog)
         elif not self.record.of(TRAINING):

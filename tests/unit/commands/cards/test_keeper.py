@@ -54,7 +54,8 @@ class Pool:
     """A keeper over fakes, and a clock."""
 
     def __init__(self, home: Path, pool: tuple[int, ...] = (0, 1, 2, 3), floor: int = 1) -> None:
-        self.now, self.in_flight, self.backlog, self.problem = 1e6, 16.0, 1000.0, ""
+        self.now, self.backlog, self.problem = 1e6, 1000.0, ""
+        self.in_flight: float | None = 16.0
         self.children, self.said = FakeChildren(), list[str]()
         self.keeper = CardKeeper(
             home, GpuSettings(pool=pool, floor=floor), "engine", "cpu", locks=dict.fromkeys(pool, 7), children=self.children,
@@ -169,9 +170,28 @@ def test_figures_are_sums_over_replicas_and_lag_is_counted_once() -> None:
         for group in ("training", "rewards")
         for n in "01"
     )
-    found = figures_of([inference, inference + lag, lag, "millrace_live_age_seconds 40.0\n# nonsense"])
-    assert found == HomeFigures(6.0, 10.0, 40.0)
-    assert figures_of([]) == HomeFigures(None, None, None)
+    release = "millrace_live_age_seconds 40.0\n# nonsense"
+    told = {"inference": inference, "inference-2": inference + lag, "training": lag, "release": release}
+    assert figures_of(told) == HomeFigures(6.0, 10.0, 40.0)
+    assert figures_of({}) == HomeFigures(None, None, None)
+
+
+@pytest.mark.parametrize("silent", ["", 'millrace_lag_records{group="training"} 5.0\n'])
+def test_a_part_of_the_users_is_no_measurement(silent: str) -> None:
+    told = {"web": 'millrace_users_in_flight{policy="p"} 3.0\n', "web-2": silent, "training": ""}
+    assert figures_of(told).in_flight is None
+
+
+def test_silence_is_not_the_load_of_before(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.live(290)
+    pool.in_flight = None
+    pool.live(1500)
+    assert "too early to tell" in pool.keeper.record.next
+    assert pool.split()["users"] == [0, 1]
+    pool.in_flight = 16.0
+    pool.live(400)
+    assert pool.split()["users"] == [0]
 
 
 @pytest.mark.parametrize(
