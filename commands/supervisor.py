@@ -44,7 +44,7 @@ _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
 _GRACE_SECONDS, _HEAD_START_SECONDS = 15.0, 5.0
 _LOOK_SECONDS, _ASK_SECONDS = 0.1, 0.5
-_LAST_STEP_SECONDS = 60.0
+LAST_STEP_SECONDS = 60.0
 """Of a child that ends while others go on: a trainer finishes its step and writes a checkpoint."""
 _WORKS_ON = "millrace_engine_requests_in_flight{"
 _LOOPBACK = "127.0.0.1"
@@ -153,7 +153,7 @@ class Supervisor:
     def end(self, name: str) -> None:
         """Ask a child to end for good; later it is killed."""
         child = self.children[name]
-        child.kill_at = time.monotonic() + _LAST_STEP_SECONDS
+        child.kill_at = time.monotonic() + LAST_STEP_SECONDS
         child.process.terminate()
 
     def is_gone(self, name: str) -> bool:

@@ -19,7 +19,7 @@ from commands.cards.demand import HomeFigures
 from commands.cards.policy import CardUse, Demand, NextMove, decide
 from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
 from commands.cards.trend import DemandTrend
-from commands.supervisor import GivenChild
+from commands.supervisor import LAST_STEP_SECONDS, GivenChild
 from contracts.errors import Unavailable
 from engines.card_users import GpuSettings
 from engines.cards import VISIBLE, card_of
@@ -70,7 +70,8 @@ class CardKeeper:
         health: what is wrong with a card; empty: nothing.
         patience: seconds until an engine that was started is given up.
         report: called with each line for the operator.
-        clock: UTC epoch seconds.
+        clock: seconds that never go back: what a person does to the clock of the machine moves nothing.
+        utc: epoch seconds, for what is written down.
     """
 
     def __init__(
@@ -86,23 +87,28 @@ class CardKeeper:
         health: Callable[[int], str],
         patience: float,
         report: Callable[[str], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        utc: Callable[[], float] = time.time,
     ) -> None:
         self._home, self._settings, self._engine, self._device = home, settings, engine, device
         self._locks, self._children, self._measure, self._health = locks, children, measure, health
-        self._patience, self._report, self._clock = patience, report, clock
+        self._patience, self._report, self._clock, self._utc = patience, report, clock, utc
         self._trend, self._backlog = DemandTrend(), 1
         self._silent_since: float | None = None
         self._going: Iterator[None] | None = None
         self._unready = dict[int, float]()
         """Cards whose replica does not serve, and since when."""
         self._look_at = self._write_at = 0.0
+        self._moved_at = 0.0
         self._is_full = False
         self.record = PoolRecord(cards=())
 
     def start(self) -> None:
         """Start every replica and the trainer as `cards.json` says. Raises InvalidSettings: it is damaged; Unavailable: as `write_record`."""
-        self.record = started(read_record(self._home), self._settings.pool, self._settings.floor, self._clock())
+        utc = self._utc()
+        found = started(read_record(self._home), self._settings.pool, self._settings.floor, utc)
+        self.record = msgspec.structs.replace(found, move_seconds=self._bounded(found.move_seconds))
+        self._moved_at = self._clock() - max(0.0, utc - found.moved_at)
         write_record(self._home, self.record)
         for card in self.record.of("users"):
             self._start_engine(card)
@@ -115,7 +121,7 @@ class CardKeeper:
                 self._going = None
             return
         now = self._clock()
-        if now < self._look_at <= now + LOOK_SECONDS:
+        if now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
         self._note(now)
@@ -131,7 +137,7 @@ class CardKeeper:
             self._write_at = now + _WRITE_SECONDS
             self._is_written(msgspec.structs.replace(self.record, next=found.why))
         if found.card is not None:
-            self._begin(found.card, found.to, found.why, now)
+            self._begin(found.card, found.to, found.why)
 
     def child_of(self, card: int) -> str:
         """The name of the engine replica on a card."""
@@ -143,11 +149,11 @@ class CardKeeper:
         self._unready = {card: self._unready.get(card, now) for card in unready}
         if starts := [card for card, since in self._unready.items() if now - since < self._patience]:
             return NextMove(f"the replica on card {starts[0]} starts: nothing moves meanwhile")
-        moved = {"moved_at": min(self.record.moved_at, now), "move_seconds": self.record.move_seconds}
         uses: dict[int, CardUse] = {
             item.card: "nobody" if item.card in self._unready else item.use for item in self.record.cards
         }
-        return decide(uses, demand, now, floor=self._settings.floor, **moved)
+        seconds = self.record.move_seconds
+        return decide(uses, demand, now, floor=self._settings.floor, moved_at=self._moved_at, move_seconds=seconds)
 
     def _note(self, now: float) -> None:
         found = self._measure()
@@ -163,8 +169,8 @@ class CardKeeper:
             self._backlog = max(1, self._backlog)  # nobody counts them
         self._trend.note(now, found.in_flight / self._settings.requests_per_card, self._backlog, found.live_age or 0.0)
 
-    def _begin(self, card: int, to: CardUse, why: str, now: float) -> None:
-        move = MoveRecord(card=card, to=to, why=why, begun_at=now)
+    def _begin(self, card: int, to: CardUse, why: str) -> None:
+        move = MoveRecord(card=card, to=to, why=why, begun_at=self._utc())
         if not self._is_written(msgspec.structs.replace(self.record, move=move)):
             return
         self._report(f"card {card} goes to {to}: {why}")
@@ -172,7 +178,7 @@ class CardKeeper:
         self._going = self._move(card, was, to)
 
     def _move(self, card: int, was: CardUse, to: CardUse) -> Iterator[None]:
-        name = self.child_of(card)
+        name, began = self.child_of(card), self._clock()
         if was == "users":
             self._children.drain(name)
             yield from self._until(lambda: self._children.is_gone(name), _SEEN_SECONDS)
@@ -189,13 +195,21 @@ class CardKeeper:
                 yield from self._ended(name)
                 why = f"no engine became ready on it within {self._patience:.0f} s"
                 self._report(f"card {card} works for nobody from now on: {why}; look at it, and start Millrace again")
-                failed = self.record.ended(self._clock()).with_card(card, "nobody", self._clock(), why)
+                failed = self._after_move(began).with_card(card, "nobody", self._utc(), why)
                 while not self._is_written(failed):
                     yield
                 return
-        ended = self.record.ended(self._clock())
+        ended = self._after_move(began)
         while not self._is_written(ended):
             yield
+
+    def _after_move(self, began: float) -> PoolRecord:
+        self._moved_at = self._clock()
+        return self.record.ended(self._utc(), self._bounded(self._moved_at - began))
+
+    def _bounded(self, seconds: float) -> float:
+        """A duration that a move can have: the file may say anything."""
+        return min(max(0.0, seconds), self._patience + _DRAIN_SECONDS + LAST_STEP_SECONDS)
 
     def _ended(self, name: str) -> Iterator[None]:
         if not self._children.is_gone(name):
@@ -205,7 +219,7 @@ class CardKeeper:
 
     def _until(self, is_done: Callable[[], bool], seconds: float) -> Iterator[None]:
         began = self._clock()
-        while not is_done() and abs(self._clock() - began) < seconds:
+        while not is_done() and self._clock() - began < seconds:
             yield
 
     def _start_engine(self, card: int) -> None:

@@ -56,11 +56,13 @@ class Pool:
     def __init__(self, home: Path, pool: tuple[int, ...] = (0, 1, 2, 3), floor: int = 1) -> None:
         self.now, self.backlog, self.problem = 1e6, 1000.0, ""
         self.in_flight: float | None = 16.0
+        self.ahead = 1e9
+        """Of the machine's clock, before the one that never goes back."""
         self.children, self.said = FakeChildren(), list[str]()
         self.keeper = CardKeeper(
             home, GpuSettings(pool=pool, floor=floor), "engine", "cpu", locks=dict.fromkeys(pool, 7), children=self.children,
             measure=lambda: HomeFigures(self.in_flight, self.backlog, 60.0), health=lambda _: self.problem, patience=100.0,
-            report=self.said.append, clock=lambda: self.now,
+            report=self.said.append, clock=lambda: self.now, utc=lambda: self.now + self.ahead,
         )  # fmt: skip
         self.keeper.start()
 
@@ -154,6 +156,32 @@ def test_a_full_disk_moves_nothing_and_ends_nothing(tmp_path: Path) -> None:
     assert len(pool.children.told) == 3
     assert [line for line in pool.said if "no space left" in line] == pool.said
     pool.live(10)
+    assert pool.split()["users"] == [0]
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_the_clock_of_the_machine_moves_nothing(tmp_path: Path, jump: float) -> None:
+    pool = Pool(tmp_path)
+    while "drain engine-2" not in pool.children.told:
+        pool.live(2)
+    pool.ahead += jump
+    pool.live(30)
+    assert pool.split()["users"] == [0]
+    assert pool.keeper.record.move_seconds < 30
+    pool.in_flight = 80.0
+    pool.live(3600)
+    assert len(pool.split()["users"]) == 3
+
+
+def test_what_the_file_says_of_the_last_move_is_bounded(tmp_path: Path) -> None:
+    write_record(
+        tmp_path, PoolRecord(cards=started(None, [0, 1, 2, 3], 1, 1.0).cards, moved_at=1e300, move_seconds=1e300)
+    )
+    pool = Pool(tmp_path)
+    assert pool.keeper.record.move_seconds == 100.0 + 12.0 + 60.0
+    pool.live(1700)
+    assert pool.split()["users"] == [0, 1], "a move of the future is one of now"
+    pool.live(100)
     assert pool.split()["users"] == [0]
 
 
