@@ -30,6 +30,8 @@ _WRITE_SECONDS = 30.0
 """How often the last decision is written for `millrace gpus`."""
 _SILENT_SECONDS = 60.0
 """Without a measurement for so long, nothing is known of users."""
+_PAUSE_SECONDS = 600.0
+"""After an engine that did not come up, before users get another card: each try costs the trainer two starts."""
 _SEEN_SECONDS, _DRAIN_SECONDS = 1.5, 12.0
 """After the first, inference has seen that a replica takes no more; ten seconds later it has taken what is in flight to another one."""
 
@@ -99,7 +101,7 @@ class CardKeeper:
         self._unready = dict[int, float]()
         """Cards whose replica does not serve, and since when."""
         self._look_at = self._write_at = 0.0
-        self._moved_at = 0.0
+        self._moved_at = self._users_again_at = 0.0
         self._is_full = False
         self.record = PoolRecord(cards=())
 
@@ -131,6 +133,8 @@ class CardKeeper:
             if demand is None
             else self._decide(demand, now)
         )
+        if found.to == "users" and (left := self._users_again_at - now) > 0:
+            found = NextMove(f"no engine became ready on the last card of users: the next try is in {left:.0f} s")
         if found.card is not None and (problem := self._health(found.card)):
             found = NextMove(f"card {found.card} failed its check: {problem}", found.card, "nobody")
         if found.why != self.record.next and (found.card is not None or now >= self._write_at):
@@ -192,20 +196,31 @@ class CardKeeper:
             self._start_engine(card)
             yield from self._until(lambda: self._children.is_ready(name), self._patience)
             if not self._children.is_ready(name):
-                yield from self._ended(name)
-                why = f"no engine became ready on it within {self._patience:.0f} s"
-                self._report(f"card {card} works for nobody from now on: {why}; look at it, and start Millrace again")
-                failed = self._after_move(began).with_card(card, "nobody", self._utc(), why)
-                while not self._is_written(failed):
-                    yield
+                yield from self._taken_back(card, trains)
                 return
-        ended = self._after_move(began)
+        yield from self._closed(self._bounded(self._clock() - began))
+
+    def _taken_back(self, card: int, trains: list[int]) -> Iterator[None]:
+        """Users get nothing of a card on which no engine starts: the trainer has it again, unless it is broken."""
+        yield from self._ended(self.child_of(card))
+        to: CardUse = TRAINING
+        why = f"no engine became ready on it within {self._patience:.0f} s"
+        if problem := self._health(card):
+            to, why = "nobody", f"{why}: {problem}"
+        self._report(f"card {card} goes to {to}: {why}")
+        if to == TRAINING:
+            self._users_again_at = self._clock() + _PAUSE_SECONDS
+            yield from self._ended(TRAINING)
+            self._start_trainer([*trains, card])
+        move = MoveRecord(card=card, to=to, why=why, begun_at=self._utc())
+        self.record = msgspec.structs.replace(self.record, move=move)
+        yield from self._closed(self.record.move_seconds)
+
+    def _closed(self, seconds: float) -> Iterator[None]:
+        self._moved_at = self._clock()
+        ended = self.record.ended(self._utc(), seconds)
         while not self._is_written(ended):
             yield
-
-    def _after_move(self, began: float) -> PoolRecord:
-        self._moved_at = self._clock()
-        return self.record.ended(self._utc(), self._bounded(self._moved_at - began))
 
     def _bounded(self, seconds: float) -> float:
         """A duration that a move can have: the file may say anything."""

@@ -118,11 +118,30 @@ def test_a_card_that_fails_its_check_is_given_to_nobody(tmp_path: Path) -> None:
     assert "engine" in pool.children.running, "users are answered meanwhile"
 
 
-def test_an_engine_that_never_becomes_ready_costs_its_card_alone(tmp_path: Path) -> None:
+def test_an_engine_that_never_becomes_ready_gives_its_card_back(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
-    pool.in_flight = 80.0
-    pool.children.broken = "engine-4"
+    pool.in_flight, pool.children.broken = 80.0, "engine-4"
     pool.live(500)
+    assert pool.split() == {"users": [0, 1], "training": [2, 3], "nobody": []}
+    assert {*pool.children.running} == {"engine", "engine-2", "training"}
+    assert pool.keeper.record.move_seconds == 0.0, "it says nothing of how long a move takes"
+    assert pool.children.told.count("add engine-4") == 1
+    pool.live(300)
+    assert "the next try is in" in pool.keeper.record.next
+    pool.live(300)
+    assert pool.children.told.count("add engine-4") == 2
+    pool.children.broken = ""
+    pool.live(1000)
+    assert pool.split()["users"] == [0, 1, 3]
+
+
+def test_a_card_that_breaks_while_an_engine_starts_is_given_to_nobody(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.in_flight, pool.children.broken = 80.0, "engine-4"
+    while "add engine-4" not in pool.children.told:
+        pool.live(2)
+    pool.problem = "it has 3 uncorrected memory errors"
+    pool.live(200)
     assert pool.split() == {"users": [0, 1], "training": [2], "nobody": [3]}
     assert {*pool.children.running} == {"engine", "engine-2", "training"}
 
