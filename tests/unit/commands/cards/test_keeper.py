@@ -61,7 +61,7 @@ class Pool:
         self.children, self.said = FakeChildren(), list[str]()
         self.keeper = CardKeeper(
             home, GpuSettings(pool=pool, floor=floor), "engine", "cpu", locks=dict.fromkeys(pool, 7), children=self.children,
-            measure=lambda: HomeFigures(self.in_flight, self.backlog, 60.0), health=lambda _: self.problem, patience=100.0,
+            measure=lambda: HomeFigures(self.in_flight, self.backlog, 60.0), health=lambda card: self.problem * (card == 3), patience=100.0,
             report=self.said.append, clock=lambda: self.now, utc=lambda: self.now + self.ahead,
         )  # fmt: skip
         self.keeper.start()
@@ -113,7 +113,7 @@ def test_a_card_that_fails_its_check_is_given_to_nobody(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.problem, pool.in_flight = "it has 3 uncorrected memory errors", 80.0
     pool.live(500)
-    assert pool.split() == {"users": [0, 1], "training": [2], "nobody": [3]}
+    assert pool.split() == {"users": [0, 1, 2], "training": [], "nobody": [3]}
     assert any("card 3 failed its check: it has 3" in line for line in pool.said)
     assert "engine" in pool.children.running, "users are answered meanwhile"
 
@@ -142,8 +142,8 @@ def test_a_card_that_breaks_while_an_engine_starts_is_given_to_nobody(tmp_path: 
         pool.live(2)
     pool.problem = "it has 3 uncorrected memory errors"
     pool.live(200)
-    assert pool.split() == {"users": [0, 1], "training": [2], "nobody": [3]}
-    assert {*pool.children.running} == {"engine", "engine-2", "training"}
+    assert pool.split() == {"users": [0, 1, 2], "training": [], "nobody": [3]}
+    assert {*pool.children.running} == {"engine", "engine-2", "engine-3"}, "users get the next one at once"
 
 
 def test_replicas_that_do_not_serve_do_not_count(tmp_path: Path) -> None:
