@@ -25,7 +25,7 @@ import httpx
 
 from contracts.errors import InvalidSettings
 from engines.registry import FOLLOWED
-from runtime.listening import DRAIN, LISTEN_FD, REPLICA
+from runtime.listening import DRAIN, HELD_FDS, LISTEN_FD, REPLICA
 from runtime.metrics import CHILD_ENDS
 from runtime.operations import OPERATIONS_FD, Operations, step_done
 
@@ -78,6 +78,8 @@ class Child:
     """Of one whose cards move: it may start and end while the others go on."""
     kill_at: float | None = None
     """It was asked to end for good; then it is killed."""
+    pipe: list[int] = field(default_factory=list)
+    """Its processes keep the last one open, so that the first one is at its end once all of them have ended."""
 
 
 class Supervisor:
@@ -140,8 +142,10 @@ class Supervisor:
     def add(self, name: str, given: GivenChild) -> None:
         """Start a child beside those of `start`."""
         self._operations[name] = socket.create_server((_LOOPBACK, 0))
+        pipe = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]
+        given = given._replace(descriptors=(*given.descriptors, pipe[1]))
         process, output = self._spawn(name, given)
-        self.children[name] = Child(name, process, output, time.monotonic(), given=given)
+        self.children[name] = Child(name, process, output, time.monotonic(), given=given, pipe=pipe)
         CHILD_ENDS.labels(name)
         self._write_targets()
 
@@ -189,6 +193,8 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
             _close(child)
+            for number in child.pipe:
+                os.close(number)
         if self._own is not None:
             self._own.close()
         for listening in self._operations.values():
@@ -229,11 +235,22 @@ class Supervisor:
         self._report(f"{child.name} ended with {how}; restarting it (see {self.log_path(child.name)})")
 
     def _see_off(self, child: Child, now: float) -> None:
-        """Forget a child that was asked to end, once it has."""
+        """Forget a child that was asked to end, once it has, and those that it started."""
+        is_late = now > (child.kill_at or now)
         if child.process.poll() is None:
-            if now > (child.kill_at or now):
+            if is_late:
                 child.process.kill()
             return
+        if child.pipe[1:]:
+            os.close(child.pipe.pop())
+            child.kill_at, is_late = now + LAST_STEP_SECONDS, False
+        if _has_holders(child.pipe[0]):
+            if not is_late:
+                return
+            self._report(
+                f"processes of {child.name} hold its card {LAST_STEP_SECONDS:.0f} s after it ended: the next one starts beside them"
+            )
+        os.close(child.pipe.pop())
         _close(child)
         del self.children[child.name]
         self._operations.pop(child.name).close()
@@ -254,13 +271,14 @@ class Supervisor:
         if listening := self._sockets.get(name) or self._sockets.get(_process_of(name)):
             inherited[LISTEN_FD] = listening
         sockets = {variable: str(handed.fileno()) for variable, handed in inherited.items()}
+        held = ",".join(map(str, given.descriptors))
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
             [*self._program, _process_of(name), "--home", str(self._home), "--supervised", *given.arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **sockets, REPLICA: _replica_of(name), **given.environment},
+            env={**os.environ, **sockets, REPLICA: _replica_of(name), HELD_FDS: held, **given.environment},
             process_group=0,  # Ctrl-C reaches only the supervisor, which ends the children in order
             pass_fds=[*(handed.fileno() for handed in inherited.values()), *given.descriptors],
         )
@@ -296,6 +314,13 @@ def _has_ended(child: Child, seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _has_holders(descriptor: int) -> bool:
+    try:
+        return bool(os.read(descriptor, 1))
+    except BlockingIOError:
+        return True
 
 
 def _close(child: Child) -> None:
