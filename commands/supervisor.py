@@ -23,11 +23,12 @@ from typing import IO, NamedTuple
 
 import httpx
 
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, Unavailable
 from engines.registry import FOLLOWED
 from runtime.listening import DRAIN, HELD_FDS, LISTEN_FD, REPLICA
 from runtime.metrics import CHILD_ENDS
 from runtime.operations import OPERATIONS_FD, Operations, step_done
+from weights.files import write_durably
 
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
@@ -110,6 +111,7 @@ class Supervisor:
         self._replicas, self._more, self._without = replicas or {}, more, without
         self._operations: dict[str, socket.socket] = {}
         self._own: Operations | None = None
+        self._is_full = False
         self._tend: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
@@ -292,7 +294,14 @@ class Supervisor:
             }
             for name, listening in self._operations.items()
         ]
-        (self._home / "targets.json").write_text(json.dumps(targets, indent=2) + "\n")
+        try:
+            write_durably(self._home / "targets.json", [json.dumps(targets, indent=2).encode() + b"\n"])
+        except (OSError, Unavailable) as error:
+            if not self._is_full:
+                self._report(f"Prometheus is not told of each process: {error}")
+            self._is_full = True
+        else:
+            self._is_full = False
 
 
 def replica_names(process: str, count: int) -> list[str]:

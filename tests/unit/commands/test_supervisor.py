@@ -14,7 +14,7 @@ import pytest
 
 from commands.home import claimed
 from commands.supervisor import WRONG_SETTINGS, Child, GivenChild, Supervisor
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, Unavailable
 
 ROOT = Path(__file__).parent.parent.parent.parent
 ENDS_WITH = """
@@ -147,6 +147,20 @@ def test_a_child_comes_and_goes_while_others_run(tmp_path: Path) -> None:
     looked(supervisor, lambda: supervisor.is_gone("engine-2"))
     assert (supervisor.is_ready("engine-2"), supervisor.is_idle("engine-2")) == (False, False)
     assert json.loads((tmp_path / "targets.json").read_text()) == []
+
+
+def test_a_full_disk_ends_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise Unavailable("no space left")
+
+    said = list[str]()
+    monkeypatch.setattr("commands.supervisor.write_durably", full)
+    supervisor = Supervisor(tmp_path, {}, said.append, program=(sys.executable, "-S", "-c", ON_A_CARD))
+    supervisor.add("engine-2", GivenChild((), {"CARD": "1", "STATUS": "0"}, ()))
+    supervisor.end("engine-2")
+    looked(supervisor, lambda: supervisor.is_gone("engine-2"))
+    assert len(said) == 1
+    assert "no space left" in said[0]
 
 
 WITH_A_RANK = """
