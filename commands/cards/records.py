@@ -87,7 +87,7 @@ def read_record(home: Path) -> PoolRecord | None:
         return msgspec.json.decode(read_small(path), type=PoolRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         says = (
             f"{path} cannot be read: {error}; remove it while Millrace does not run here, and the cards are dealt anew"
         )
