@@ -23,11 +23,12 @@ from typing import IO, NamedTuple
 
 import httpx
 
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, Unavailable
 from engines.registry import FOLLOWED
-from runtime.listening import DRAIN, LISTEN_FD, REPLICA
+from runtime.listening import DRAIN, HELD_FDS, LISTEN_FD, REPLICA
 from runtime.metrics import CHILD_ENDS
 from runtime.operations import OPERATIONS_FD, Operations, step_done
+from weights.files import write_durably
 
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
@@ -44,7 +45,7 @@ _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
 _GRACE_SECONDS, _HEAD_START_SECONDS = 15.0, 5.0
 _LOOK_SECONDS, _ASK_SECONDS = 0.1, 0.5
-_LAST_STEP_SECONDS = 60.0
+LAST_STEP_SECONDS = 60.0
 """Of a child that ends while others go on: a trainer finishes its step and writes a checkpoint."""
 _WORKS_ON = "millrace_engine_requests_in_flight{"
 _LOOPBACK = "127.0.0.1"
@@ -78,6 +79,8 @@ class Child:
     """Of one whose cards move: it may start and end while the others go on."""
     kill_at: float | None = None
     """It was asked to end for good; then it is killed."""
+    pipe: list[int] = field(default_factory=list)
+    """Its processes keep the last one open, so that the first one is at its end once all of them have ended."""
 
 
 class Supervisor:
@@ -108,6 +111,7 @@ class Supervisor:
         self._replicas, self._more, self._without = replicas or {}, more, without
         self._operations: dict[str, socket.socket] = {}
         self._own: Operations | None = None
+        self._is_full = False
         self._tend: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
@@ -140,8 +144,10 @@ class Supervisor:
     def add(self, name: str, given: GivenChild) -> None:
         """Start a child beside those of `start`."""
         self._operations[name] = socket.create_server((_LOOPBACK, 0))
+        pipe = [*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)]
+        given = given._replace(descriptors=(*given.descriptors, pipe[1]))
         process, output = self._spawn(name, given)
-        self.children[name] = Child(name, process, output, time.monotonic(), given=given)
+        self.children[name] = Child(name, process, output, time.monotonic(), given=given, pipe=pipe)
         CHILD_ENDS.labels(name)
         self._write_targets()
 
@@ -153,7 +159,7 @@ class Supervisor:
     def end(self, name: str) -> None:
         """Ask a child to end for good; later it is killed."""
         child = self.children[name]
-        child.kill_at = time.monotonic() + _LAST_STEP_SECONDS
+        child.kill_at = time.monotonic() + LAST_STEP_SECONDS
         child.process.terminate()
 
     def is_gone(self, name: str) -> bool:
@@ -189,6 +195,8 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
             _close(child)
+            for number in child.pipe:
+                os.close(number)
         if self._own is not None:
             self._own.close()
         for listening in self._operations.values():
@@ -229,11 +237,22 @@ class Supervisor:
         self._report(f"{child.name} ended with {how}; restarting it (see {self.log_path(child.name)})")
 
     def _see_off(self, child: Child, now: float) -> None:
-        """Forget a child that was asked to end, once it has."""
+        """Forget a child that was asked to end, once it has, and those that it started."""
+        is_late = now > (child.kill_at or now)
         if child.process.poll() is None:
-            if now > (child.kill_at or now):
+            if is_late:
                 child.process.kill()
             return
+        if child.pipe[1:]:
+            os.close(child.pipe.pop())
+            child.kill_at, is_late = now + LAST_STEP_SECONDS, False
+        if _has_holders(child.pipe[0]):
+            if not is_late:
+                return
+            self._report(
+                f"processes of {child.name} hold its card {LAST_STEP_SECONDS:.0f} s after it ended: the next one starts beside them"
+            )
+        os.close(child.pipe.pop())
         _close(child)
         del self.children[child.name]
         self._operations.pop(child.name).close()
@@ -254,13 +273,14 @@ class Supervisor:
         if listening := self._sockets.get(name) or self._sockets.get(_process_of(name)):
             inherited[LISTEN_FD] = listening
         sockets = {variable: str(handed.fileno()) for variable, handed in inherited.items()}
+        held = ",".join(map(str, given.descriptors))
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
             [*self._program, _process_of(name), "--home", str(self._home), "--supervised", *given.arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **sockets, REPLICA: _replica_of(name), **given.environment},
+            env={**os.environ, **sockets, REPLICA: _replica_of(name), HELD_FDS: held, **given.environment},
             process_group=0,  # Ctrl-C reaches only the supervisor, which ends the children in order
             pass_fds=[*(handed.fileno() for handed in inherited.values()), *given.descriptors],
         )
@@ -274,7 +294,14 @@ class Supervisor:
             }
             for name, listening in self._operations.items()
         ]
-        (self._home / "targets.json").write_text(json.dumps(targets, indent=2) + "\n")
+        try:
+            write_durably(self._home / "targets.json", [json.dumps(targets, indent=2).encode() + b"\n"])
+        except (OSError, Unavailable) as error:
+            if not self._is_full:
+                self._report(f"Prometheus is not told of each process: {error}")
+            self._is_full = True
+        else:
+            self._is_full = False
 
 
 def replica_names(process: str, count: int) -> list[str]:
@@ -296,6 +323,13 @@ def _has_ended(child: Child, seconds: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _has_holders(descriptor: int) -> bool:
+    try:
+        return bool(os.read(descriptor, 1))
+    except BlockingIOError:
+        return True
 
 
 def _close(child: Child) -> None:

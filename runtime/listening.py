@@ -16,6 +16,8 @@ BIND = "MILLRACE_BIND"
 """Address to listen at, if it differs from the one that clients connect to: `0.0.0.0` in a container."""
 REPLICA = "MILLRACE_REPLICA"
 """The number of a process among its replicas in one home, from 1; the supervisor sets it."""
+HELD_FDS = "MILLRACE_HELD_FDS"
+"""Numbers of descriptors, with commas, that a process hands on to those it starts: its card is free once all of them have ended."""
 DRAIN = signal.SIGUSR1
 """Tells an engine replica to take no new requests: it goes on with what it has until it is told to end."""
 _BACKLOG = 1024
@@ -25,6 +27,11 @@ def inherited_socket(variable: str) -> socket.socket | None:
     """The socket whose file descriptor an environment variable names; None without the variable."""
     inherited = os.environ.get(variable)
     return None if inherited is None else socket.socket(fileno=int(inherited))
+
+
+def held_descriptors() -> list[int]:
+    """What `HELD_FDS` names."""
+    return [int(number) for number in os.environ.get(HELD_FDS, "").split(",") if number]
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from commands import supervisor as supervisors
 from millrace import main
-from runtime.listening import LISTEN_FD
+from runtime.listening import HELD_FDS, LISTEN_FD, held_descriptors
 from runtime.operations import OPERATIONS_FD
 from tests.command_line import Ran
 
@@ -201,6 +201,7 @@ def _child(
     for variable in (LISTEN_FD, OPERATIONS_FD):
         if variable in environment:
             os.environ[variable] = str(files[int(environment[variable])].number)
+    os.environ[HELD_FDS] = ",".join(str(files[number].number) for number in held_descriptors())
     _millrace(*arguments)
 
 

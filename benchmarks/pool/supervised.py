@@ -16,7 +16,7 @@ from commands.supervisor import Supervisor
 from engines.card_users import GpuSettings
 
 POOL = GpuSettings(pool=(0, 1, 2, 3), floor=1)
-_BEGUN, _FASTER = time.time(), 60.0
+_FASTER = 60.0
 _PATIENCE_SECONDS = 30 * _FASTER
 
 
@@ -27,7 +27,7 @@ def main(home: Path) -> None:
         supervisor = Supervisor(home, {}, _say, more=("web",), without=moving, program=(sys.executable, str(stand_in)))
         keeper = CardKeeper(
             home, POOL, "engine", "cpu", locks=locks, children=supervisor, measure=lambda: read_figures(supervisor.addresses()),
-            health=lambda _: "", patience=_PATIENCE_SECONDS, report=_say, clock=lambda: _BEGUN + (time.time() - _BEGUN) * _FASTER,
+            health=lambda _: "", patience=_PATIENCE_SECONDS, report=_say, clock=lambda: time.monotonic() * _FASTER,
         )  # fmt: skip
         supervisor.start()
         keeper.start()

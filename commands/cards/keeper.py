@@ -19,7 +19,7 @@ from commands.cards.demand import HomeFigures
 from commands.cards.policy import CardUse, Demand, NextMove, decide
 from commands.cards.records import MoveRecord, PoolRecord, read_record, started, write_record
 from commands.cards.trend import DemandTrend
-from commands.supervisor import GivenChild
+from commands.supervisor import LAST_STEP_SECONDS, GivenChild
 from contracts.errors import Unavailable
 from engines.card_users import GpuSettings
 from engines.cards import VISIBLE, card_of
@@ -28,6 +28,10 @@ TRAINING: Final = "training"
 LOOK_SECONDS = 5.0
 _WRITE_SECONDS = 30.0
 """How often the last decision is written for `millrace gpus`."""
+_SILENT_SECONDS = 60.0
+"""Without a measurement for so long, nothing is known of users."""
+_PAUSE_SECONDS = 600.0
+"""After an engine that did not come up, before users get another card: each try costs the trainer two starts."""
 _SEEN_SECONDS, _DRAIN_SECONDS = 1.5, 12.0
 """After the first, inference has seen that a replica takes no more; ten seconds later it has taken what is in flight to another one."""
 
@@ -68,7 +72,8 @@ class CardKeeper:
         health: what is wrong with a card; empty: nothing.
         patience: seconds until an engine that was started is given up.
         report: called with each line for the operator.
-        clock: UTC epoch seconds.
+        clock: seconds that never go back: what a person does to the clock of the machine moves nothing.
+        utc: epoch seconds, for what is written down.
     """
 
     def __init__(
@@ -84,22 +89,28 @@ class CardKeeper:
         health: Callable[[int], str],
         patience: float,
         report: Callable[[str], None],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        utc: Callable[[], float] = time.time,
     ) -> None:
         self._home, self._settings, self._engine, self._device = home, settings, engine, device
         self._locks, self._children, self._measure, self._health = locks, children, measure, health
-        self._patience, self._report, self._clock = patience, report, clock
+        self._patience, self._report, self._clock, self._utc = patience, report, clock, utc
         self._trend, self._backlog = DemandTrend(), 1
+        self._silent_since: float | None = None
         self._going: Iterator[None] | None = None
         self._unready = dict[int, float]()
         """Cards whose replica does not serve, and since when."""
         self._look_at = self._write_at = 0.0
+        self._moved_at = self._users_again_at = 0.0
         self._is_full = False
         self.record = PoolRecord(cards=())
 
     def start(self) -> None:
         """Start every replica and the trainer as `cards.json` says. Raises InvalidSettings: it is damaged; Unavailable: as `write_record`."""
-        self.record = started(read_record(self._home), self._settings.pool, self._settings.floor, self._clock())
+        utc = self._utc()
+        found = started(read_record(self._home), self._settings.pool, self._settings.floor, utc)
+        self.record = msgspec.structs.replace(found, move_seconds=self._bounded(found.move_seconds))
+        self._moved_at = self._clock() - max(0.0, utc - found.moved_at)
         write_record(self._home, self.record)
         for card in self.record.of("users"):
             self._start_engine(card)
@@ -112,7 +123,7 @@ class CardKeeper:
                 self._going = None
             return
         now = self._clock()
-        if now < self._look_at <= now + LOOK_SECONDS:
+        if now < self._look_at:
             return
         self._look_at = now + LOOK_SECONDS
         self._note(now)
@@ -122,13 +133,15 @@ class CardKeeper:
             if demand is None
             else self._decide(demand, now)
         )
+        if found.to == "users" and (left := self._users_again_at - now) > 0:
+            found = NextMove(f"no engine became ready on the last card of users: the next try is in {left:.0f} s")
         if found.card is not None and (problem := self._health(found.card)):
             found = NextMove(f"card {found.card} failed its check: {problem}", found.card, "nobody")
         if found.why != self.record.next and (found.card is not None or now >= self._write_at):
             self._write_at = now + _WRITE_SECONDS
             self._is_written(msgspec.structs.replace(self.record, next=found.why))
         if found.card is not None:
-            self._begin(found.card, found.to, found.why, now)
+            self._begin(found.card, found.to, found.why)
 
     def child_of(self, card: int) -> str:
         """The name of the engine replica on a card."""
@@ -140,24 +153,28 @@ class CardKeeper:
         self._unready = {card: self._unready.get(card, now) for card in unready}
         if starts := [card for card, since in self._unready.items() if now - since < self._patience]:
             return NextMove(f"the replica on card {starts[0]} starts: nothing moves meanwhile")
-        moved = {"moved_at": min(self.record.moved_at, now), "move_seconds": self.record.move_seconds}
         uses: dict[int, CardUse] = {
             item.card: "nobody" if item.card in self._unready else item.use for item in self.record.cards
         }
-        return decide(uses, demand, now, floor=self._settings.floor, **moved)
+        seconds = self.record.move_seconds
+        return decide(uses, demand, now, floor=self._settings.floor, moved_at=self._moved_at, move_seconds=seconds)
 
     def _note(self, now: float) -> None:
         found = self._measure()
         if found.in_flight is None:
-            return  # inference starts: this says nothing of users
+            self._silent_since = now if self._silent_since is None else self._silent_since
+            if now - self._silent_since >= _SILENT_SECONDS:
+                self._trend = DemandTrend()
+            return
+        self._silent_since = None
         if found.backlog is not None:
             self._backlog = int(found.backlog)
         elif not self.record.of(TRAINING):
             self._backlog = max(1, self._backlog)  # nobody counts them
         self._trend.note(now, found.in_flight / self._settings.requests_per_card, self._backlog, found.live_age or 0.0)
 
-    def _begin(self, card: int, to: CardUse, why: str, now: float) -> None:
-        move = MoveRecord(card=card, to=to, why=why, begun_at=now)
+    def _begin(self, card: int, to: CardUse, why: str) -> None:
+        move = MoveRecord(card=card, to=to, why=why, begun_at=self._utc())
         if not self._is_written(msgspec.structs.replace(self.record, move=move)):
             return
         self._report(f"card {card} goes to {to}: {why}")
@@ -165,7 +182,7 @@ class CardKeeper:
         self._going = self._move(card, was, to)
 
     def _move(self, card: int, was: CardUse, to: CardUse) -> Iterator[None]:
-        name = self.child_of(card)
+        name, began = self.child_of(card), self._clock()
         if was == "users":
             self._children.drain(name)
             yield from self._until(lambda: self._children.is_gone(name), _SEEN_SECONDS)
@@ -179,16 +196,35 @@ class CardKeeper:
             self._start_engine(card)
             yield from self._until(lambda: self._children.is_ready(name), self._patience)
             if not self._children.is_ready(name):
-                yield from self._ended(name)
-                why = f"no engine became ready on it within {self._patience:.0f} s"
-                self._report(f"card {card} works for nobody from now on: {why}; look at it, and start Millrace again")
-                failed = self.record.ended(self._clock()).with_card(card, "nobody", self._clock(), why)
-                while not self._is_written(failed):
-                    yield
+                yield from self._taken_back(card, trains)
                 return
-        ended = self.record.ended(self._clock())
+        yield from self._closed(self._bounded(self._clock() - began))
+
+    def _taken_back(self, card: int, trains: list[int]) -> Iterator[None]:
+        """Users get nothing of a card on which no engine starts: the trainer has it again, unless it is broken."""
+        yield from self._ended(self.child_of(card))
+        to: CardUse = TRAINING
+        why = f"no engine became ready on it within {self._patience:.0f} s"
+        if problem := self._health(card):
+            to, why = "nobody", f"{why}: {problem}"
+        self._report(f"card {card} goes to {to}: {why}")
+        if to == TRAINING:
+            self._users_again_at = self._clock() + _PAUSE_SECONDS
+            yield from self._ended(TRAINING)
+            self._start_trainer([*trains, card])
+        move = MoveRecord(card=card, to=to, why=why, begun_at=self._utc())
+        self.record = msgspec.structs.replace(self.record, move=move)
+        yield from self._closed(self.record.move_seconds)
+
+    def _closed(self, seconds: float) -> Iterator[None]:
+        self._moved_at = self._clock()
+        ended = self.record.ended(self._utc(), seconds)
         while not self._is_written(ended):
             yield
+
+    def _bounded(self, seconds: float) -> float:
+        """A duration that a move can have: the file may say anything."""
+        return min(max(0.0, seconds), self._patience + _DRAIN_SECONDS + LAST_STEP_SECONDS)
 
     def _ended(self, name: str) -> Iterator[None]:
         if not self._children.is_gone(name):
@@ -198,7 +234,7 @@ class CardKeeper:
 
     def _until(self, is_done: Callable[[], bool], seconds: float) -> Iterator[None]:
         began = self._clock()
-        while not is_done() and abs(self._clock() - began) < seconds:
+        while not is_done() and self._clock() - began < seconds:
             yield
 
     def _start_engine(self, card: int) -> None:

@@ -3,8 +3,8 @@
     trainer ──▶ users   their load, now or as it will be once a further card could help, is more than the replicas carry well
     users ──▶ trainer   fewer replicas would still carry it well, and samples wait
 
-One card at a time, and none before the last move has had ten times its own duration to show what it did. Users come first: a card that
-they need is not weighed against samples. A third class, rollouts, gets what neither needs; nothing is moved to it yet.
+One card at a time, and none is taken from users before the last move has had ten times its own duration to show what it did. Users come
+first: a card that they need is not weighed against samples, and waits for nothing but the move before. A third class, rollouts, gets what neither needs; nothing is moved to it yet.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ CardUse = Literal["users", "training", "rollouts", "nobody"]
 """What a card works for. `nobody`: it failed."""
 
 DWELL_MOVES = 10.0
-"""Durations of the last move that pass before the next one: what a move costs stays below a tenth of the time."""
+"""Durations of the last move that pass before users lose a card: what moves cost stays small."""
 _SHORTEST_DWELL_SECONDS = 300.0
 """Traffic shows no trend within less."""
-_FULL = 0.95
+_FULL = 0.98
 """Share of the load that a replica carries in good time: with more of it in a busy minute, users get a further card."""
-_SPARE, _SPARE_WHEN_OLD = 0.9, 0.93
+_SPARE, _SPARE_WHEN_OLD = 0.95, 0.96
 """Load that the remaining replicas may have after one is taken. Below `_FULL`, so that a card does not come back at once."""
 _OLD_SECONDS = 6 * 3600.0
 """Age of the live version from which more is risked for a newer one."""
@@ -52,7 +52,7 @@ class NextMove(NamedTuple):
 
 
 def dwell_seconds(move_seconds: float) -> float:
-    """Seconds between the end of a move that took `move_seconds` and the begin of the next one."""
+    """Seconds after a move that took `move_seconds` in which users lose no card."""
     return max(_SHORTEST_DWELL_SECONDS, DWELL_MOVES * move_seconds)
 
 
@@ -72,17 +72,17 @@ def decide(
     users = sorted(card for card, use in cards.items() if use == "users")
     training = sorted(card for card, use in cards.items() if use == "training")
     dwell = dwell_seconds(move_seconds)
-    # A card that is asked for now helps after one move, and the one after it a dwell later: so far ahead one has to look.
+    # A card that is asked for now helps after one move, and one that is given away is not missed for a dwell: so far ahead one has to look.
     ahead = demand.load + max(0.0, demand.slope) * (move_seconds + dwell)
     heavy = max(demand.peak, ahead)
     wanted = max(floor, math.ceil(heavy / _FULL))
     figures = f"users need {heavy:.1f} of {len(users)} replicas, {demand.backlog} samples wait"
-    if (left := moved_at + dwell - now) > 0:
-        return NextMove(f"{figures}; the last move is {left:.0f} s too young")
     if wanted > len(users) and training:
         return NextMove(f"{figures}; above {_FULL:.0%} of a replica's load users get a card", training[-1], "users")
     if wanted > len(users):
         return NextMove(f"{figures}; users need {wanted} cards, and no other is left")
+    if (left := moved_at + dwell - now) > 0:
+        return NextMove(f"{figures}; the last move is {left:.0f} s too young")
     if kept := _why_kept(len(users), heavy, demand, floor):
         return NextMove(f"{figures}; {kept}")
     return NextMove(f"{figures}; {len(users) - 1} replicas carry it", users[-1], "training")

@@ -29,7 +29,7 @@ class CardRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MoveRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that was begun and has not ended."""
+    """A move that was begun and has not ended. `begun_at`: UTC epoch seconds."""
 
     card: int
     to: CardUse
@@ -38,7 +38,7 @@ class MoveRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All cards. `move_seconds`: how long the last move took. `next`: what was decided last, and why."""
+    """All cards. `moved_at`: UTC epoch seconds. `move_seconds`: how long the last move took. `next`: what was decided last, and why."""
 
     cards: tuple[CardRecord, ...]
     move: MoveRecord | None = None
@@ -55,13 +55,13 @@ class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
         changed = CardRecord(card=card, use=use, since=now, why=why)
         return msgspec.structs.replace(self, cards=tuple(changed if item.card == card else item for item in self.cards))
 
-    def ended(self, now: float) -> PoolRecord:
-        """The same after its move."""
+    def ended(self, now: float, seconds: float) -> PoolRecord:
+        """The same after its move, which took so long."""
         move = self.move
         if move is None:
             return self
         moved = self.with_card(move.card, move.to, now, move.why)
-        return msgspec.structs.replace(moved, move=None, moved_at=now, move_seconds=max(0.0, now - move.begun_at))
+        return msgspec.structs.replace(moved, move=None, moved_at=now, move_seconds=seconds)
 
 
 def started(held: PoolRecord | None, pool: Sequence[int], floor: int, now: float) -> PoolRecord:
@@ -70,8 +70,7 @@ def started(held: PoolRecord | None, pool: Sequence[int], floor: int, now: float
     Of a new pool users get half. A card that failed counts as the trainer's again: it was looked at before.
     """
     held = held or PoolRecord(cards=())
-    seconds = held.move_seconds  # a start is no measure of a move
-    held = msgspec.structs.replace(held.ended(now), move_seconds=seconds)
+    held = held.ended(now, held.move_seconds)  # a start is no measure of a move
     known = {item.card: item for item in held.cards if item.use in {"users", "training"}}
     cards = {card: CardRecord(card=card, use="training", since=now, why="new in the pool") for card in pool}
     found = msgspec.structs.replace(held, cards=tuple(known.get(card, cards[card]) for card in pool))
@@ -88,7 +87,7 @@ def read_record(home: Path) -> PoolRecord | None:
         return msgspec.json.decode(read_small(path), type=PoolRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         says = (
             f"{path} cannot be read: {error}; remove it while Millrace does not run here, and the cards are dealt anew"
         )

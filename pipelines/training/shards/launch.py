@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.listening import REPLICA
+from runtime.listening import REPLICA, held_descriptors
 from runtime.operations import OPERATIONS_ADDRESS, OPERATIONS_FD
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _start(command: Sequence[str], processes: int) -> list[subprocess.Popen[byte
         # A rank ends when its standard input closes, so that nothing outlives this process if it is killed.
         subprocess.Popen(  # noqa: S603 our own interpreter and script
             command, stdin=subprocess.PIPE, env=environment_of(rank, processes, port), process_group=0,
-            pass_fds=operations if rank == 0 else (),
+            pass_fds=[*(operations if rank == 0 else ()), *held_descriptors()],
         )
         for rank in range(processes)
     ]  # fmt: skip

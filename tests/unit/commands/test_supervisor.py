@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from commands.home import claimed
 from commands.supervisor import WRONG_SETTINGS, Child, GivenChild, Supervisor
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, Unavailable
 
 ROOT = Path(__file__).parent.parent.parent.parent
 ENDS_WITH = """
@@ -146,6 +147,64 @@ def test_a_child_comes_and_goes_while_others_run(tmp_path: Path) -> None:
     looked(supervisor, lambda: supervisor.is_gone("engine-2"))
     assert (supervisor.is_ready("engine-2"), supervisor.is_idle("engine-2")) == (False, False)
     assert json.loads((tmp_path / "targets.json").read_text()) == []
+
+
+def test_a_full_disk_ends_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise Unavailable("no space left")
+
+    said = list[str]()
+    monkeypatch.setattr("commands.supervisor.write_durably", full)
+    supervisor = Supervisor(tmp_path, {}, said.append, program=(sys.executable, "-S", "-c", ON_A_CARD))
+    supervisor.add("engine-2", GivenChild((), {"CARD": "1", "STATUS": "0"}, ()))
+    supervisor.end("engine-2")
+    looked(supervisor, lambda: supervisor.is_gone("engine-2"))
+    assert len(said) == 1
+    assert "no space left" in said[0]
+
+
+WITH_A_RANK = """
+import os, subprocess, sys
+held = [int(number) for number in os.environ["MILLRACE_HELD_FDS"].split(",")]
+subprocess.Popen([sys.executable, "-S", "-c", "import os; os.read(0, 1)"], stdin=held[0], pass_fds=held)
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_is_gone_once_those_that_it_started_are(tmp_path: Path) -> None:
+    """They hold its card until then."""
+    supervisor = Supervisor(tmp_path, {}, lambda _: None, program=(sys.executable, "-S", "-c", WITH_A_RANK))
+    waits, ends = os.pipe()
+    supervisor.add("training", GivenChild((), {}, (waits,)))
+    looked(supervisor, lambda: "started" in supervisor.log_path("training").read_text())
+    child = supervisor.children["training"]
+    supervisor.end("training")
+    child.process.wait()
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    supervisor.tend(lambda: None)
+    supervisor.watch(stop)
+    assert not supervisor.is_gone("training")
+    os.close(ends)
+    looked(supervisor, lambda: supervisor.is_gone("training"))
+    os.close(waits)
+
+
+def test_those_that_a_child_started_are_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr("commands.supervisor.LAST_STEP_SECONDS", 0.3)
+    supervisor = Supervisor(tmp_path, {}, said.append, program=(sys.executable, "-S", "-c", WITH_A_RANK))
+    waits, ends = os.pipe()
+    supervisor.add("training", GivenChild((), {}, (waits,)))
+    looked(supervisor, lambda: "started" in supervisor.log_path("training").read_text())
+    supervisor.end("training")
+    looked(supervisor, lambda: supervisor.is_gone("training"))
+    assert "processes of training hold its card" in said[-1]
+    os.close(ends)
+    os.close(waits)
 
 
 def test_a_child_on_a_card_that_refuses_its_settings_ends_nobody_else(tmp_path: Path) -> None:

@@ -54,12 +54,15 @@ class Pool:
     """A keeper over fakes, and a clock."""
 
     def __init__(self, home: Path, pool: tuple[int, ...] = (0, 1, 2, 3), floor: int = 1) -> None:
-        self.now, self.in_flight, self.backlog, self.problem = 1e6, 16.0, 1000.0, ""
+        self.now, self.backlog, self.problem = 1e6, 1000.0, ""
+        self.in_flight: float | None = 16.0
+        self.ahead = 1e9
+        """Of the machine's clock, before the one that never goes back."""
         self.children, self.said = FakeChildren(), list[str]()
         self.keeper = CardKeeper(
             home, GpuSettings(pool=pool, floor=floor), "engine", "cpu", locks=dict.fromkeys(pool, 7), children=self.children,
-            measure=lambda: HomeFigures(self.in_flight, self.backlog, 60.0), health=lambda _: self.problem, patience=100.0,
-            report=self.said.append, clock=lambda: self.now,
+            measure=lambda: HomeFigures(self.in_flight, self.backlog, 60.0), health=lambda card: self.problem * (card == 3), patience=100.0,
+            report=self.said.append, clock=lambda: self.now, utc=lambda: self.now + self.ahead,
         )  # fmt: skip
         self.keeper.start()
 
@@ -110,18 +113,37 @@ def test_a_card_that_fails_its_check_is_given_to_nobody(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     pool.problem, pool.in_flight = "it has 3 uncorrected memory errors", 80.0
     pool.live(500)
-    assert pool.split() == {"users": [0, 1], "training": [2], "nobody": [3]}
+    assert pool.split() == {"users": [0, 1, 2], "training": [], "nobody": [3]}
     assert any("card 3 failed its check: it has 3" in line for line in pool.said)
     assert "engine" in pool.children.running, "users are answered meanwhile"
 
 
-def test_an_engine_that_never_becomes_ready_costs_its_card_alone(tmp_path: Path) -> None:
+def test_an_engine_that_never_becomes_ready_gives_its_card_back(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
-    pool.in_flight = 80.0
-    pool.children.broken = "engine-4"
+    pool.in_flight, pool.children.broken = 80.0, "engine-4"
     pool.live(500)
-    assert pool.split() == {"users": [0, 1], "training": [2], "nobody": [3]}
+    assert pool.split() == {"users": [0, 1], "training": [2, 3], "nobody": []}
     assert {*pool.children.running} == {"engine", "engine-2", "training"}
+    assert pool.keeper.record.move_seconds == 0.0, "it says nothing of how long a move takes"
+    assert pool.children.told.count("add engine-4") == 1
+    pool.live(300)
+    assert "the next try is in" in pool.keeper.record.next
+    pool.live(300)
+    assert pool.children.told.count("add engine-4") == 2
+    pool.children.broken = ""
+    pool.live(1000)
+    assert pool.split()["users"] == [0, 1, 3]
+
+
+def test_a_card_that_breaks_while_an_engine_starts_is_given_to_nobody(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.in_flight, pool.children.broken = 80.0, "engine-4"
+    while "add engine-4" not in pool.children.told:
+        pool.live(2)
+    pool.problem = "it has 3 uncorrected memory errors"
+    pool.live(200)
+    assert pool.split() == {"users": [0, 1, 2], "training": [], "nobody": [3]}
+    assert {*pool.children.running} == {"engine", "engine-2", "engine-3"}, "users get the next one at once"
 
 
 def test_replicas_that_do_not_serve_do_not_count(tmp_path: Path) -> None:
@@ -156,6 +178,32 @@ def test_a_full_disk_moves_nothing_and_ends_nothing(tmp_path: Path) -> None:
     assert pool.split()["users"] == [0]
 
 
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_the_clock_of_the_machine_moves_nothing(tmp_path: Path, jump: float) -> None:
+    pool = Pool(tmp_path)
+    while "drain engine-2" not in pool.children.told:
+        pool.live(2)
+    pool.ahead += jump
+    pool.live(30)
+    assert pool.split()["users"] == [0]
+    assert pool.keeper.record.move_seconds < 30
+    pool.in_flight = 80.0
+    pool.live(3600)
+    assert len(pool.split()["users"]) == 3
+
+
+def test_what_the_file_says_of_the_last_move_is_bounded(tmp_path: Path) -> None:
+    write_record(
+        tmp_path, PoolRecord(cards=started(None, [0, 1, 2, 3], 1, 1.0).cards, moved_at=1e300, move_seconds=1e300)
+    )
+    pool = Pool(tmp_path)
+    assert pool.keeper.record.move_seconds == 100.0 + 12.0 + 60.0
+    pool.live(1700)
+    assert pool.split()["users"] == [0, 1], "a move of the future is one of now"
+    pool.live(100)
+    assert pool.split()["users"] == [0]
+
+
 def test_a_trainer_without_a_card_does_not_run(tmp_path: Path) -> None:
     record = started(None, [0, 1], 1, 1.0)
     write_record(tmp_path, PoolRecord(cards=record.cards, move=MoveRecord(card=1, to="users", why="", begun_at=1.0)))
@@ -169,9 +217,28 @@ def test_figures_are_sums_over_replicas_and_lag_is_counted_once() -> None:
         for group in ("training", "rewards")
         for n in "01"
     )
-    found = figures_of([inference, inference + lag, lag, "millrace_live_age_seconds 40.0\n# nonsense"])
-    assert found == HomeFigures(6.0, 10.0, 40.0)
-    assert figures_of([]) == HomeFigures(None, None, None)
+    release = "millrace_live_age_seconds 40.0\n# nonsense"
+    told = {"inference": inference, "inference-2": inference + lag, "training": lag, "release": release}
+    assert figures_of(told) == HomeFigures(6.0, 10.0, 40.0)
+    assert figures_of({}) == HomeFigures(None, None, None)
+
+
+@pytest.mark.parametrize("silent", ["", 'millrace_lag_records{group="training"} 5.0\n'])
+def test_a_part_of_the_users_is_no_measurement(silent: str) -> None:
+    told = {"web": 'millrace_users_in_flight{policy="p"} 3.0\n', "web-2": silent, "training": ""}
+    assert figures_of(told).in_flight is None
+
+
+def test_silence_is_not_the_load_of_before(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.live(290)
+    pool.in_flight = None
+    pool.live(1500)
+    assert "too early to tell" in pool.keeper.record.next
+    assert pool.split()["users"] == [0, 1]
+    pool.in_flight = 16.0
+    pool.live(400)
+    assert pool.split()["users"] == [0]
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,17 @@ def test_users_never_have_fewer_replicas_than_the_floor(
 
 
 @given(day=days, users=st.integers(1, 8), training=st.integers(1, 8))
-def test_two_moves_are_a_dwell_apart(day: Day, users: int, training: int) -> None:
+def test_users_lose_no_card_within_a_dwell_of_a_move(day: Day, users: int, training: int) -> None:
     moves = lived(day, split(users, training), 1)
-    assert all(later[0] - (earlier[0] + MOVE) >= DWELL for earlier, later in pairwise(moves))
+    assert all(later[0] - (earlier[0] + MOVE) >= DWELL for earlier, later in pairwise(moves) if later[2] == "training")
+
+
+def test_users_get_a_card_within_a_dwell() -> None:
+    found = decide(split(3, 2), QUIET._replace(peak=5.0), 0.0, floor=1, moved_at=-1.0, move_seconds=MOVE)
+    assert (found.card, found.to) == (4, "users")
+    quiet = decide(split(3, 2), QUIET, 0.0, floor=1, moved_at=-1.0, move_seconds=MOVE)
+    assert quiet.card is None
+    assert "too young" in quiet.why
 
 
 @given(load=st.floats(0, 12), backlog=st.integers(0, 5000), users=st.integers(1, 8), training=st.integers(0, 8))
@@ -68,11 +76,11 @@ def test_a_dwell_is_more_than_ten_moves() -> None:
     [
         (QUIET, "training", "2 replicas carry it"),
         (QUIET._replace(backlog=0), None, "no work"),
-        (QUIET._replace(peak=1.9), None, "would be more than"),
-        (QUIET._replace(peak=2.9), "users", "above 95%"),
-        (QUIET._replace(slope=0.01), "users", "above 95%"),
-        (QUIET._replace(load=1.5, peak=1.83), None, "would be more than 90%"),
-        (QUIET._replace(load=1.5, peak=1.83, live_age=1e6), "training", "2 replicas carry it"),
+        (QUIET._replace(peak=1.95), None, "would be more than"),
+        (QUIET._replace(peak=2.95), "users", "above 98%"),
+        (QUIET._replace(slope=0.01), "users", "above 98%"),
+        (QUIET._replace(load=1.5, peak=1.91), None, "would be more than 95%"),
+        (QUIET._replace(load=1.5, peak=1.91, live_age=1e6), "training", "2 replicas carry it"),
     ],
 )
 def test_a_decision_says_why(demand: Demand, to: str | None, says: str) -> None:

@@ -44,9 +44,10 @@ def test_a_card_goes_where_it_was_on_its_way_to(tmp_path: Path) -> None:
     assert again.moved_at == 3.0
 
 
-def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"cards": 3}', b'{"next": "\xff", "cards": []}'])
+def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
     assert read_record(tmp_path) is None
-    (tmp_path / FILE).write_text('{"cards": 3}')
+    (tmp_path / FILE).write_bytes(content)
     with pytest.raises(InvalidSettings, match=r"cards\.json cannot be read"):
         read_record(tmp_path)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.training.shards.launch import EndedRank, environment_of, launch, settle_rank
-from runtime.listening import REPLICA
+from runtime.listening import HELD_FDS, REPLICA
 from runtime.operations import OPERATIONS_ADDRESS, OPERATIONS_FD
 
 SECONDS = 20.0
@@ -58,6 +58,18 @@ def test_what_a_person_has_to_look_at_is_not_tried_again(tmp_path: Path) -> None
     status, said = ranks_of(tmp_path, "if rank == '1': sys.exit(2)")
     assert (status, said) == (2, [])
     assert len(lives(tmp_path, 1)) == 1
+
+
+def test_every_rank_holds_what_the_launcher_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of cards: one is free once the last rank has ended."""
+    ends, held = os.pipe()
+    monkeypatch.setenv(HELD_FDS, str(held))
+    status, _ = ranks_of(tmp_path, f"os.write({held}, rank.encode())\nif rank == '0': sys.exit(0)")
+    os.close(held)
+    with os.fdopen(ends, "rb") as content:
+        said = content.read()
+    assert status == 0
+    assert {*said} == {*b"01"}
 
 
 @pytest.mark.slow
