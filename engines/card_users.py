@@ -109,7 +109,7 @@ class WaitingUsers:
         """Users who wait now."""
         try:
             return sum(map(self._of, self._folder.iterdir()))
-        except FileNotFoundError:
+        except OSError:  # nobody has waited yet, or the folder cannot be read: the trainer goes on
             return 0
 
     def _of(self, file: Path) -> int:

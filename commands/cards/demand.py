@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 IN_FLIGHT, LAG, LIVE_AGE = "millrace_users_in_flight", "millrace_lag_records", "millrace_live_age_seconds"
 _WANTED = {IN_FLIGHT: {}, LAG: {"group": "training"}, LIVE_AGE: {}}
 _ASKED = {"web", "inference"}
-"""Users ask them, and each tells of its own."""
+"""They are asked: each counts the users of its own."""
 _TELL = _ASKED | {"training", "release"}
 _SECONDS = 1.0
 

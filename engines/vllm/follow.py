@@ -40,7 +40,7 @@ from engines.vllm.launch import check_build, make_plug_in, serve_command, serve_
 from engines.vllm.settings import VllmSettings
 from engines.vllm.sizing import num_servers, sized
 from runtime.engine_key import engine_key
-from runtime.listening import replica_number
+from runtime.listening import held_descriptors, replica_number
 from runtime.settings import load_section, load_settings
 from weights.files import write_durably
 
@@ -161,6 +161,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment(self._folder / "lease"),
+                pass_fds=held_descriptors(),  # its card is taken for as long as it lives
                 start_new_session=True,  # a signal to this process's group does not reach it
             )
         process = self._child.pid
