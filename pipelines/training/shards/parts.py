@@ -210,6 +210,7 @@ def publishing_beside(own: OwnPart, group: Group) -> Iterator[None]:
 def _reply_to(order: PartOrder, own: OwnPart) -> PartReply:
     try:
         return PartReply(order.name, own.publish(order))
-    except Exception as error:
-        log.warning("this rank's part of a version is not published", folder=order.folder, exc_info=True)
-        return PartReply(order.name, problem=str(error) or type(error).__name__)
+    except Exception as error:  # noqa: BLE001 rank 0 waits for a reply, and tries again
+        problem = f"{type(error).__name__}: {error}"
+        log.warning("this rank's part of a version is not published", folder=order.folder, reason=problem)
+        return PartReply(order.name, problem=problem)
