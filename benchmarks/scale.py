@@ -77,11 +77,11 @@ CONSTANTS = (
 )
 
 
-ENCODE = Constant("encode with hashes, one core", 0.96, "GB/s", "benchmarks.deltas.threads")
-STAGE = Constant("decode, verify and apply, one core", 0.83, "GB/s", "benchmarks.deltas.threads")
+ENCODE = Constant("encode with hashes, one core", 0.94, "GB/s", "benchmarks.deltas.threads")
+STAGE = Constant("decode, verify and apply, one core", 0.9, "GB/s", "benchmarks.deltas.threads")
 RATIO = Constant("a step's payload at 1% changed", 256, "times smaller", "benchmarks.deltas.threads")
-PUBLISH = Constant("publish, of the rate of encode", 0.73, "", "benchmarks.deltas.product --layers 2")
-BRING = Constant("bring, of the rate of decode, verify and apply", 0.42, "", "benchmarks.deltas.product --layers 2")
+PUBLISH = Constant("publish, of the rate of encode", 0.72, "", "benchmarks.deltas.product --layers 2")
+BRING = Constant("bring, of the rate of decode, verify and apply", 0.49, "", "benchmarks.deltas.product --layers 2")
 CODEC_CONSTANTS = (ENCODE, STAGE, RATIO, PUBLISH, BRING)
 TERABYTE, CODEC_CORES = 1000, 20
 """GB of weights, and cores on either side."""
