@@ -46,6 +46,11 @@ def rows_named(block: str) -> Rows | None:
     return None if found is None else Rows(found[1], int(found[2]), int(found[3]))
 
 
+def rows_of_block(block: str, shape: tuple[int, ...]) -> Rows:
+    """Which rows of its tensor a block of this shape has: all, if the tensor is not cut."""
+    return rows_named(block) or Rows(block, 0, shape[0] if shape else 1)
+
+
 def rows_at_once(dtype: str, shape: tuple[int, ...]) -> int:
     """Rows of a block, at least one; 0: the tensor is not cut."""
     num_bytes = ELEMENT_BYTES.get(dtype, 0) * math.prod(shape)
@@ -81,7 +86,7 @@ def take_rows(blocks: Mapping[str, Tensor], rows: Rows) -> Tensor:
     pieces, at = list[Tensor](), rows.first
     for block in sorted(blocks, key=lambda name: rows_named(name) or Rows(name, 0, 0)):
         tensor = blocks[block]
-        name, first, last = rows_named(block) or Rows(block, 0, tensor.shape[0] if tensor.shape else 1)
+        name, first, last = rows_of_block(block, tensor.shape)
         if name == rows.name and first <= at < min(last, rows.last):
             width, until = tensor.data.size // (last - first), min(last, rows.last)
             pieces.append(tensor._replace(data=tensor.data[(at - first) * width : (until - first) * width]))

@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
-from weights.blocks import Rows, blocks_of, rows_named, take_rows
+from weights.blocks import Rows, blocks_of, rows_of_block, take_rows
 from weights.codec.delta import Staged, apply_staged
 from weights.codec.history import History, Moves
 from weights.staging import PayloadOf, stage_edge, stage_parts
@@ -323,7 +323,7 @@ def _blocks_with(rows: Rows, manifest: Manifest) -> list[str]:
     """The blocks of a version of parts in which these rows are."""
     found = []
     for leaf in manifest.leaves:
-        name, first, last = rows_named(leaf.name) or Rows(leaf.name, 0, leaf.shape[0] if leaf.shape else 1)
+        name, first, last = rows_of_block(leaf.name, leaf.shape)
         if name == rows.name and first < rows.last and rows.first < last:
             found.append(leaf.name)
     return found

@@ -70,7 +70,7 @@ def started(held: PoolRecord | None, pool: Sequence[int], floor: int, now: float
     Of a new pool users get half. A card that failed counts as the trainer's again: it was looked at before.
     """
     held = held or PoolRecord(cards=())
-    held = held.ended(now, held.move_seconds)  # a start is no measure of a move
+    held = held.ended(now, held.move_seconds)  # the move was cut off: nobody knows how long it takes
     known = {item.card: item for item in held.cards if item.use in {"users", "training"}}
     cards = {card: CardRecord(card=card, use="training", since=now, why="new in the pool") for card in pool}
     found = msgspec.structs.replace(held, cards=tuple(known.get(card, cards[card]) for card in pool))

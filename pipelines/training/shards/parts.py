@@ -25,7 +25,7 @@ from pipelines.training.checkpoints.checkpoint_names import WEIGHTS
 from pipelines.training.checkpoints.tensor_files import TensorFile, open_tensors
 from pipelines.training.state import BASE_VERSION
 from policy.weights import ModelBits
-from weights.blocks import Rows, blocks_of, rows_named
+from weights.blocks import blocks_of, rows_named, rows_of_block
 from weights.codec.history import History, Moves
 from weights.parts import merge_parts, plan_parts, publish_part
 from weights.publish import edges_to
@@ -116,10 +116,7 @@ class OwnPart:
     def _read(self, policy: str, version: int) -> dict[str, Tensor]:
         if version == BASE_VERSION:
             return self._taken(self._files)
-        rows = {
-            name: rows_named(name) or Rows(name, 0, shape[0] if shape else 1)
-            for name, (_, shape) in self._blocks.items()
-        }
+        rows = {name: rows_of_block(name, shape) for name, (_, shape) in self._blocks.items()}
         start = BASE_VERSION, blocks_of(self._files, self.layout)
         found = self._store.load_rows(policy, version, [*rows.values()], start)
         return {name: found[rows[name]]._replace(shape=shape) for name, (_, shape) in self._blocks.items()}
@@ -155,9 +152,9 @@ class PartsOfAll:
         edges = edges_to(store, about, History(self._digest), has_base=True, parent_root=parent_root)
         self._digest = NO_HISTORY  # until it is known what was merged
         order = PartOrder(uuid.uuid4().hex, str(target.folder), edges)
-        others = range(1, self._group.world)
+        words, others = msgspec.json.encode(order), range(1, self._group.world)
         for rank in others:
-            self._group.leave(_ORDER.format(rank), msgspec.json.encode(order))
+            self._group.leave(_ORDER.format(rank), words)
         replies = [_reply_to(order, self._own), *(self._reply_of(rank, order) for rank in others)]
         if problems := [f"rank {rank}: {reply.problem}" for rank, reply in enumerate(replies) if reply.problem]:
             raise Unavailable(f"version {about.version} is not published by all ranks: {'; '.join(problems)}")

@@ -75,10 +75,8 @@ class StoreUpkeep:
             replicas = [item for item in found.replicas if item.version in versions]
             cut_off = [item for item in _cut_off(self.engines(), now) if item.version in versions]
             # On the base no adapter is based: who holds the base takes the newest full copy, which is small.
-            useful = [
-                item for item in [*cut_off, *replicas] if item.version != BASE_VERSION or CONFIG not in (target or ())
-            ]
             if target is not None:
+                useful = [it for it in [*cut_off, *replicas] if it.version != BASE_VERSION or CONFIG not in target]
                 for replica in _behind(useful, newest, now)[:_MOST_FOLDS]:
                     self._fold(replica, newest, target)
                     num_folds += 1
